@@ -1,0 +1,88 @@
+"""The command line: a thin layer over the Python API.
+
+Commands are imported only when they run, so that ``sfumato --help`` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+
+import click
+
+from sfumato.errors import SfumatoError
+
+# name -> (module, help). The help stands here so that listing the commands imports none of them.
+COMMANDS = {
+    "demo": ("sfumato.cli.demo", "Train privately on data that ships inside the package."),
+    "train": ("sfumato.cli.train", "Train a private model on a folder of images or a known data set."),
+    "evaluate": ("sfumato.cli.evaluate", "Accuracy of a finished run, overall and per class."),
+    "predict": ("sfumato.cli.predict", "Classify images with a released model."),
+    "report": ("sfumato.cli.report", "Write report.html for one or several runs."),
+    "budget": ("sfumato.cli.budget", "Solve for epsilon, delta, noise, steps or batch size."),
+    "doctor": ("sfumato.cli.doctor", "Find what would void the guarantee, before any budget is spent."),
+    "ledger": ("sfumato.cli.ledger", "Show or cap what each data set has spent."),
+    "data": ("sfumato.cli.data", "List, get, import or generate data sets."),
+    "models": ("sfumato.cli.models", "List the model zoo, or show one model layer by layer."),
+    "recipes": ("sfumato.cli.recipes", "List, show, copy or validate recipes."),
+    "bench": ("sfumato.cli.bench", "Measure the gradient engine against plain training."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules of their own, imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        return importlib.import_module(COMMANDS[name][0]).command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def resolve_command(self, ctx, args):
+        if args and args[0] not in COMMANDS:
+            from sfumato.errors import did_you_mean
+
+            hint = did_you_mean(args[0], list(COMMANDS))
+            raise click.UsageError(f"there is no command {args[0]!r}. {hint}".rstrip(), ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="sfumato")
+def cli() -> None:
+    """Train image classifiers under differential privacy."""
+
+
+def echo_json(value: object) -> None:
+    """One JSON document on standard output: what ``--json`` prints."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line. Exit codes: 0 ok, 1 failed, 2 usage, 130 interrupted."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        cli.main(args=arguments, prog_name="sfumato", standalone_mode=False)
+    except SfumatoError as error:
+        if "--json" in arguments:
+            echo_json(error.as_dict())
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader went away (sfumato ... | head); keep Python's shutdown from complaining about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
