@@ -1,0 +1,51 @@
+"""Normalisation by name, and ScaleNorm (Klause et al. 2022): a normalisation after a residual addition."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import nn
+
+from sfumato.errors import ConfigError, did_you_mean
+
+Norm = Literal["group", "layer", "instance", "batch", "none"]
+
+
+def suitable_groups(channels: int, groups: int) -> int:
+    """The largest number of groups, at most ``groups``, that divides ``channels``."""
+    return next(count for count in range(min(groups, channels), 0, -1) if channels % count == 0)
+
+
+def make_norm(kind: Norm, channels: int, *, groups: int = 32) -> nn.Module:
+    """A norm layer with learnable scale and shift over ``channels``.
+
+    Guarantee: every kind but "batch" treats each example on its own. Batch norm mixes the examples of a
+    batch, so it may be trained only without privacy, or stay frozen in eval mode.
+
+    "layer" is one group over all channels and positions, "instance" one group per channel.
+    Where ``groups`` does not divide ``channels`` the next smaller number that does is taken.
+    """
+    if kind not in get_args(Norm):
+        known = get_args(Norm)
+        raise ConfigError(
+            "unknown-norm",
+            f"{kind!r} is not a normalisation. {did_you_mean(str(kind), known)}".rstrip(),
+            fix=f"Choose one of {', '.join(known)}.",
+        )
+    if groups < 1:
+        raise ConfigError("bad-groups", f"groups must be at least 1, not {groups}.", fix="Try 16 or 32.")
+    if kind == "none":
+        return nn.Identity()
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    wanted = {"group": groups, "layer": 1, "instance": channels}[kind]
+    return nn.GroupNorm(suitable_groups(channels, wanted), channels)
+
+
+def make_scale_norm(enabled: bool, kind: Norm, channels: int, *, groups: int = 32) -> nn.Module:
+    """ScaleNorm for the place right after a residual addition, or nothing where it is not ``enabled``.
+
+    The two summands have different scales; normalising their sum gives the next layer mean 0 and
+    deviation 1 again. It is an ordinary norm layer: what makes it ScaleNorm is where it stands.
+    """
+    return make_norm(kind, channels, groups=groups) if enabled else nn.Identity()
