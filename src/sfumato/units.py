@@ -1,0 +1,123 @@
+"""Units: what one guarantee protects, an image or a patient with all their images.
+
+Sampling draws units; memory is filled by rows. This file turns the one into the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.data import ImageSet, augment, normalise
+from sfumato.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Microbatch:
+    """Rows that are in memory together; all rows of a unit are in the same microbatch."""
+
+    inputs: Tensor  # (rows, C, H, W), float
+    targets: Tensor  # (rows,)
+    unit_index: Tensor  # (rows,), 0 … num_units - 1
+    num_units: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """The images of a set, grouped by unit.
+
+    Guarantee: what a step computes for one unit depends on that unit's images alone.
+    """
+
+    data: ImageSet
+    rows: Tensor  # image numbers, those of unit 0 first
+    offsets: Tensor  # unit u owns rows[offsets[u] : offsets[u + 1]]
+    max_images: int  # of one unit in one step
+
+    @classmethod
+    def images(cls, data: ImageSet) -> Units:
+        """Every image is a unit."""
+        return cls(data=data, rows=torch.arange(len(data)), offsets=torch.arange(len(data) + 1), max_images=1)
+
+    @classmethod
+    def patients(cls, data: ImageSet, *, max_images: int) -> Units:
+        """Every patient is a unit; at most ``max_images`` of their images count in a step."""
+        if data.patients is None:
+            raise DataError(
+                "no-patients",
+                f"{data.name} does not say which image is of which patient",
+                why="A guarantee for patients needs to know all images of each.",
+                fix="Add a patient column to manifest.csv, or give --patient-from REGEX.",
+            )
+        _, patient = torch.unique(data.patients, return_inverse=True)
+        counts = torch.bincount(patient)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+        rows = torch.argsort(patient, stable=True)
+        return cls(data=data, rows=rows, offsets=offsets, max_images=max_images)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def choose(self, unit: int, generator: torch.Generator) -> Tensor:
+        """The unit's images for this step: all, or a fresh random choice of ``max_images``."""
+        mine = self.rows[int(self.offsets[unit]) : int(self.offsets[unit + 1])]
+        if len(mine) <= self.max_images:
+            return mine
+        return mine[torch.randperm(len(mine), generator=generator)[: self.max_images]]
+
+    def pack(
+        self, indices: Tensor, *, max_rows: int, views: int, generator: torch.Generator
+    ) -> Iterator[list[Tensor]]:
+        """Images of the units in ``indices``, in groups of at most ``max_rows`` rows but at least one unit."""
+        group: list[Tensor] = []
+        held = 0
+        for unit in indices.tolist():
+            chosen = self.choose(unit, generator)
+            if group and (held + len(chosen)) * views > max_rows:
+                yield group
+                group, held = [], 0
+            group.append(chosen)
+            held += len(chosen)
+        if group:
+            yield group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """How images become inputs: normalised with public constants, then ``count`` random views of each."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    count: int = 0  # 0: the image as it is
+    padding: int = 0
+    flip: bool = False
+
+    def microbatches(
+        self,
+        units: Units,
+        indices: Tensor,
+        *,
+        max_rows: int,
+        generator: torch.Generator,
+        device: torch.device,
+    ) -> Iterator[Microbatch]:
+        """Inputs for the units in ``indices``, never more than ``max_rows`` in memory (one unit at least)."""
+        multiplicity = max(1, self.count)
+        for group in units.pack(indices, max_rows=max_rows, views=multiplicity, generator=generator):
+            images = torch.cat(group)
+            sizes = torch.tensor([len(chosen) for chosen in group])
+            inputs = normalise(units.data.images[images].to(device), self.mean, self.std)
+            if self.count:
+                inputs = augment(
+                    inputs, views=self.count, padding=self.padding, flip=self.flip, generator=generator
+                )
+            unit_index = torch.arange(len(group)).repeat_interleave(sizes * multiplicity)
+            yield Microbatch(
+                inputs=inputs,
+                targets=units.data.labels[images].repeat_interleave(multiplicity).to(device),
+                unit_index=unit_index.to(device),
+                num_units=len(group),
+            )
