@@ -1,0 +1,87 @@
+"""Views of De et al. 2022: mirror-padded random crops and flips, all images at once on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sfumato.errors import ConfigError
+
+# Published constants, never computed from the user's data: statistics of private images would leak.
+NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "cifar10": ((0.49140, 0.48216, 0.44653), (0.24703, 0.24349, 0.26159)),
+    "cifar100": ((0.50707, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)),
+    "imagenette": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "tiny-imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+
+def normalisation_for(name: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Public mean and standard deviation for pixels in [0, 1]: the known set's, else 0.5 and 0.25."""
+    mean, std = NORMALISATION.get(name, ((0.5,), (0.25,)))
+    if len(mean) != channels:  # a known set loaded as grey or as colour
+        mean = (sum(mean) / len(mean),) * channels
+        std = (sum(std) / len(std),) * channels
+    return mean, std
+
+
+def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 images (B, C, H, W) as float32 ``(pixel / 255 - mean) / std``, channel by channel."""
+    channels = images.shape[1]
+    if len(mean) not in (1, channels) or len(std) not in (1, channels) or min(std) <= 0:
+        raise ConfigError(
+            "bad-normalisation",
+            f"mean {tuple(mean)} and std {tuple(std)} do not fit {channels} channels.",
+            fix="Give one positive std and one mean per channel, or one for all.",
+        )
+    shift = torch.tensor(mean, dtype=torch.float32, device=images.device).view(1, -1, 1, 1)
+    scale = torch.tensor(std, dtype=torch.float32, device=images.device).view(1, -1, 1, 1)
+    # copy=True: what arrives as float32 already must not be changed in the caller's hands.
+    pixels = images.to(torch.float32, copy=True)
+    return pixels.mul_(1.0 / (255.0 * scale)).sub_(shift / scale)
+
+
+def augment(
+    images: Tensor, *, views: int, padding: int = 4, flip: bool = True, generator: torch.Generator
+) -> Tensor:
+    """``views`` random crops of each mirror-padded image (B, C, H, W) -> (B * views, C, H, W).
+
+    The views of image 0 come first, then those of image 1. Padding mirrors with the edge pixel
+    included ("symmetric"). ``views=0`` returns the images as they are.
+
+    Guarantee: each view is computed from its own image and from draws that do not depend on any
+    image, so no example enters another's rows.
+    """
+    if views < 0 or padding < 0 or padding > min(images.shape[-2:]):
+        raise ConfigError(
+            "bad-augmentation",
+            f"views = {views}, padding = {padding} for images of {images.shape[-2]}x{images.shape[-1]}.",
+            fix="Use views >= 0 and a padding between 0 and the image size.",
+        )
+    if views == 0:
+        return images
+    batch, channels, height, width = images.shape
+    rows = _crop_index(height, batch * views, padding, generator)
+    columns = _crop_index(width, batch * views, padding, generator)
+    if flip:
+        mirrored = _draw(2, batch * views, generator).bool()
+        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+    pixels = (rows[:, :, None] * width + columns[:, None, :]).view(batch, views, 1, height * width)
+    pixels = pixels.to(images.device).expand(-1, -1, channels, -1)
+    source = images.reshape(batch, 1, channels, height * width).expand(-1, views, -1, -1)
+    return torch.gather(source, 3, pixels).view(batch * views, channels, height, width)
+
+
+def _crop_index(size: int, count: int, padding: int, generator: torch.Generator) -> Tensor:
+    """Source positions of ``count`` random crops along one axis of the mirror-padded image."""
+    offset = _draw(2 * padding + 1, count, generator)
+    position = offset[:, None] + torch.arange(size, device=offset.device) - padding
+    position = torch.where(position < 0, -1 - position, position)
+    return torch.where(position >= size, 2 * size - 1 - position, position)
+
+
+def _draw(high: int, count: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(high, (count,), generator=generator, device=generator.device)

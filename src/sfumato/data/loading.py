@@ -1,0 +1,146 @@
+"""``load_data``: one door for known names, known layouts and folders of images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sfumato.data import binary
+from sfumato.data.decode import Fit
+from sfumato.data.folder import load_folder, load_tiny_imagenet
+from sfumato.data.images import DataSplits, ImageSet
+from sfumato.data.known import KNOWN_SETS
+from sfumato.errors import ConfigError, DataError, did_you_mean
+
+_BINARY = {"mnist": binary.load_mnist, "cifar10": binary.load_cifar10, "cifar100": binary.load_cifar100}
+
+
+def load_data(
+    spec: str | Path,
+    *,
+    image_size: int | None = None,
+    channels: int | None = None,
+    patient_from: str | None = None,
+    fit: Fit = "crop",
+    on_progress: Callable[[int, int], None] | None = None,
+) -> DataSplits:
+    """Load a known set by name, or a folder of images, as uint8 tensors of one size.
+
+    ``image_size`` and ``channels`` (1 or 3) are public choices; without them a known set keeps its
+    own and a folder keeps the one size all its images share (up to 256 px), else becomes 64 px.
+    ``fit`` says how other shapes become square: "crop" the middle, "pad" with black, or "stretch".
+    ``patient_from`` is a regular expression that finds the patient in each file's path.
+    ``on_progress(done, total)`` is called while images are decoded.
+    """
+    _check_options(image_size, channels, fit)
+    name = str(spec)
+    if isinstance(spec, str) and spec in KNOWN_SETS:
+        known = KNOWN_SETS[spec]
+        if spec == "digits":
+            splits = binary.load_digits()
+        elif spec in _BINARY:
+            splits = _BINARY[spec](known.require())
+        else:
+            _refuse_patients(spec, patient_from)
+            size, depth = image_size or known.image_size, channels or known.channels
+            folder, load = known.require(), load_tiny_imagenet if spec == "tiny-imagenet" else load_folder
+            splits = load(
+                folder, image_size=size, channels=depth, fit=fit, on_progress=on_progress, name=spec
+            )
+            # Their labelled val images are what every paper reports on; the real test labels are not public.
+            return splits if splits.test is not None else replace(splits, val=None, test=splits.val)
+        _refuse_patients(spec, patient_from)
+        return _resized(splits, image_size, channels)
+    folder = _existing_folder(spec, name)
+    for known_name, marker in (("cifar10", "data_batch_1.bin"), ("cifar100", "train.bin")):
+        if (folder / marker).is_file():
+            _refuse_patients(known_name, patient_from)
+            return _resized(_BINARY[known_name](folder), image_size, channels)
+    load = load_tiny_imagenet if (folder / "wnids.txt").is_file() else load_folder
+    return load(
+        folder,
+        image_size=image_size,
+        channels=channels,
+        patient_from=patient_from,
+        fit=fit,
+        on_progress=on_progress,
+        name=folder.resolve().name,
+    )
+
+
+def _check_options(image_size: int | None, channels: int | None, fit: str) -> None:
+    if image_size is not None and not 4 <= image_size <= 1024:
+        raise ConfigError(
+            "bad-image-size", f"image_size is {image_size}.", fix="Give a number from 4 to 1024."
+        )
+    if channels not in (None, 1, 3):
+        raise ConfigError("bad-channels", f"channels is {channels}.", fix="Use 1 (grey) or 3 (colour).")
+    if fit not in ("crop", "pad", "stretch"):
+        raise ConfigError("bad-fit", f"fit is {fit!r}.", fix="Use crop, pad or stretch.")
+
+
+def _existing_folder(spec: str | Path, name: str) -> Path:
+    folder = Path(spec).expanduser()
+    if folder.is_dir():
+        return folder
+    if isinstance(spec, str) and os.sep not in spec and not folder.exists():
+        hint = did_you_mean(spec, list(KNOWN_SETS))
+        raise DataError(
+            "unknown-data",
+            f"there is no folder {name!r} here and no known data set of that name. {hint}".rstrip(),
+            why=f"Known sets: {', '.join(KNOWN_SETS)}.",
+            fix="Give the path of a folder, or one of the known names.",
+        )
+    raise DataError(
+        "missing-folder",
+        f"{name} is {'not a folder' if folder.exists() else 'missing'}.",
+        why="DATA is a folder with train/<class>/*.png or manifest.csv, or a known name.",
+        fix="Check the path; for an archive run: sfumato data import FILE",
+    )
+
+
+def _refuse_patients(name: str, patient_from: str | None) -> None:
+    if patient_from is not None:
+        raise ConfigError(
+            "no-file-names",
+            f"{name} has no patients to find with --patient-from {patient_from!r}.",
+            fix="Leave out --patient-from for this data set.",
+        )
+
+
+def _resized(splits: DataSplits, image_size: int | None, channels: int | None) -> DataSplits:
+    def part(images: ImageSet | None) -> ImageSet | None:
+        if images is None:
+            return None
+        return replace(images, images=_resize(_recolour(images.images, channels), image_size))
+
+    return replace(splits, train=part(splits.train), val=part(splits.val), test=part(splits.test))
+
+
+def _recolour(images: Tensor, channels: int | None) -> Tensor:
+    if channels is None or channels == images.shape[1]:
+        return images
+    if channels == 3:
+        return images.expand(-1, 3, -1, -1).contiguous()
+    grey = torch.empty_like(images[:, :1])
+    for chunk, out in zip(images.split(2048), grey.split(2048), strict=True):
+        red, green, blue = chunk.int().unbind(1)
+        # ITU-R 601 luma in the integers that Pillow uses: the same grey as for image files
+        out[:, 0] = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+    return grey
+
+
+def _resize(images: Tensor, image_size: int | None) -> Tensor:
+    if image_size is None or images.shape[-2:] == (image_size, image_size):
+        return images
+    size = (image_size, image_size)
+    chunks = []
+    for chunk in images.split(2048):  # float copies of the whole set would need four times its memory
+        resized = torch.nn.functional.interpolate(chunk.float(), size=size, mode="bilinear", antialias=True)
+        chunks.append(resized.round_().clamp_(0, 255).to(torch.uint8))
+    return torch.cat(chunks)
