@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sfumato.errors import ConfigError, did_you_mean
 
@@ -49,3 +51,28 @@ def make_scale_norm(enabled: bool, kind: Norm, channels: int, *, groups: int = 3
     deviation 1 again. It is an ordinary norm layer: what makes it ScaleNorm is where it stands.
     """
     return make_norm(kind, channels, groups=groups) if enabled else nn.Identity()
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """Batch norm whose statistics are public constants, in training too; scale and shift can be learnt.
+
+    Guarantee: no example sees another, and nothing of the training data is ever stored in it.
+    For nets that come with public weights: in eval mode ``nn.BatchNorm2d`` computes the same, but one
+    call of ``model.train()`` would make it mix examples again.
+    """
+
+    def __init__(self, channels: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.channels, self.eps = channels, eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, eps={self.eps}"

@@ -7,10 +7,32 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from sfumato.errors import ConfigError, did_you_mean
-from sfumato.models import resnet9, wrn
+from sfumato.models import (
+    densenet,
+    efficientnet,
+    efficientnet_lite,
+    lenet,
+    nf_resnet,
+    nfnet,
+    resnet,
+    resnet9,
+    smoothnet,
+    wrn,
+)
 from sfumato.models.variant import Variant
 
-_FAMILIES = (resnet9, wrn)
+_FAMILIES = (
+    resnet9,
+    wrn,
+    smoothnet,
+    resnet,
+    densenet,
+    efficientnet,
+    efficientnet_lite,
+    nf_resnet,
+    nfnet,
+    lenet,
+)
 VARIANTS: dict[str, Variant] = {name: v for family in _FAMILIES for name, v in family.VARIANTS.items()}
 
 
