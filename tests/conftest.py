@@ -39,7 +39,7 @@ def real_data(pytestconfig: pytest.Config) -> Iterator[Path]:
 
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Callable[..., Path]:
-    """Writes ``train/<class>/*.png`` and the other splits, with random pixels: ``image_folder(train=4, test=2)``."""
+    """Writes ``<split>/<class>/*.png`` with random pixels: ``image_folder(train=4, test=2)``."""
 
     def write(
         *, classes: tuple[str, ...] = ("cat", "dog"), size: int = 12, grey: bool = False, **splits: int

@@ -1,25 +1,159 @@
-"""Decoded images: in memory when small, memory-mapped from an atomic cache when large."""
+"""Decoded images: in memory when small, memory-mapped from a cache on disk when large.
+
+A cache entry is a folder named by a checksum of the files' content and of how they are decoded.
+It is written beside its place and renamed when whole, so a killed process leaves no half entry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from sfumato.data.decode import Fit, OnProgress, decode_files
+from sfumato.data.decode import Fit, OnProgress, decode_files, num_threads
+from sfumato.errors import DataError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: unfinished entries then stay until somebody removes them
+    fcntl = None
+
+MEMORY_LIMIT_BYTES = 256 * 2**20  # above this, decoded images are memory-mapped
+_VERSION = b"sfumato decoded 1"  # change it whenever decoding changes
+
+
+def cache_home() -> Path:
+    """Where decoded copies of large folders go: ``SFUMATO_CACHE``, else ``~/.cache/sfumato/decoded``."""
+    return Path(os.environ.get("SFUMATO_CACHE") or "~/.cache/sfumato/decoded").expanduser()
 
 
 def decode_all(
-    paths: Sequence[Path], *, image_size: int, channels: int, fit: Fit, on_progress: OnProgress | None = None
+    paths: Sequence[Path],
+    *,
+    image_size: int,
+    channels: int,
+    fit: Fit,
+    on_progress: OnProgress | None = None,
+    memory_limit_bytes: int | None = None,
 ) -> tuple[torch.Tensor, np.ndarray]:
-    """All files as (uint8 images (N, C, S, S), content ids (N,))."""
-    images = np.empty((len(paths), channels, image_size, image_size), dtype=np.uint8)
-    ids = np.empty(len(paths), dtype=np.int64)
-    done = 0
+    """All files as (uint8 images (N, C, S, S), content ids int64 (N,)).
+
+    Above ``memory_limit_bytes`` (default 256 MiB) the images are memory-mapped from the cache.
+    """
+    shape = (len(paths), channels, image_size, image_size)
+    limit = MEMORY_LIMIT_BYTES if memory_limit_bytes is None else memory_limit_bytes
     chunks = decode_files(paths, image_size=image_size, channels=channels, fit=fit, on_progress=on_progress)
-    for part, part_ids in chunks:
-        images[done : done + len(part)], ids[done : done + len(part)] = part, part_ids
-        done += len(part)
+    if int(np.prod(shape)) <= limit:
+        images, ids = np.empty(shape, dtype=np.uint8), np.empty(len(paths), dtype=np.int64)
+        done = 0
+        for part, part_ids in chunks:
+            images[done : done + len(part)], ids[done : done + len(part)] = part, part_ids
+            done += len(part)
+        return torch.from_numpy(images), ids
+    entry = cache_home() / _key(paths, f"{image_size} {channels} {fit}")
+    if not entry.is_dir():
+        _write_entry(entry, chunks)
+    return _map_entry(entry, shape)
+
+
+def _key(paths: Sequence[Path], how: str) -> str:
+    """Checksum of every file's bytes, in order, and of how they are decoded."""
+    with ThreadPoolExecutor(num_threads()) as pool:
+        digests = pool.map(lambda path: hashlib.sha256(path.read_bytes()).digest(), paths)
+        whole = hashlib.sha256(_VERSION + how.encode())
+        for digest in digests:
+            whole.update(digest)
+    return whole.hexdigest()[:40]
+
+
+def _map_entry(entry: Path, shape: tuple[int, ...]) -> tuple[torch.Tensor, np.ndarray]:
+    ids = np.load(entry / "ids.npy", allow_pickle=False)
+    # "c": pages are private and copied on write, so nothing can change the file through the tensor.
+    images = np.memmap(entry / "images.u8", dtype=np.uint8, mode="c", shape=shape)
     return torch.from_numpy(images), ids
+
+
+def _write_entry(entry: Path, chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
+    with _disk_errors(entry.parent):
+        entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        remove_unfinished(entry.parent)
+        unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=entry.parent))  # mode 0700
+    try:
+        with _disk_errors(entry.parent), _held(unfinished):
+            ids = []
+            with (unfinished / "images.u8").open("wb") as file:
+                # Plain writes: a full disk is then an error here, and not a dead process in a memory map.
+                for images, part_ids in chunks:
+                    file.write(images.tobytes())
+                    ids.append(part_ids)
+                _sync(file)
+            with (unfinished / "ids.npy").open("wb") as file:
+                np.save(file, np.concatenate(ids), allow_pickle=False)
+                _sync(file)
+            (unfinished / "lock").unlink(missing_ok=True)
+            try:
+                unfinished.rename(entry)
+            except OSError:
+                if not entry.is_dir():  # another process may have finished the same entry first
+                    raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left behind; entries that a living process writes are locked."""
+    for leftover in folder.glob("unfinished-*"):
+        with suppress(FileNotFoundError):
+            if time.time() - leftover.stat().st_mtime < 60.0:  # perhaps made, and about to be locked
+                continue
+        with _held(leftover) as held:
+            if held:
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Hold the folder's lock while inside; yields whether it could be had.
+
+    The lock of a process that died, in whatever way, is freed by the operating system.
+    """
+    descriptor, held = None, False
+    try:
+        if fcntl is not None:
+            with suppress(FileNotFoundError, BlockingIOError):
+                descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+        yield held
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise DataError(
+            "cache-not-writable",
+            f"{folder}: {'the disk is full' if full else error.strerror or error}.",
+            why="Decoded copies of large folders are kept there, so that they need not fit into memory.",
+            fix="Free some space, or set SFUMATO_CACHE to another folder.",
+        ) from error
+
+
+def _sync(file) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -39,7 +39,7 @@ class Header:
 
 def read_headers(paths: Sequence[Path]) -> list[Header]:
     """Headers of all files; a file that is no image, or too large to decode, is named and refused."""
-    with _strict_pillow(), ThreadPoolExecutor(_num_threads()) as pool:
+    with _strict_pillow(), ThreadPoolExecutor(num_threads()) as pool:
         return list(pool.map(_read_header, paths))
 
 
@@ -63,7 +63,7 @@ def decode_files(
         return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1), pixel_id(np.asarray(image))
 
     done = 0
-    with _strict_pillow(), ThreadPoolExecutor(_num_threads()) as pool:
+    with _strict_pillow(), ThreadPoolExecutor(num_threads()) as pool:
         for start in range(0, len(paths), _CHUNK):
             part = paths[start : start + _CHUNK]
             images = np.empty((len(part), channels, image_size, image_size), dtype=np.uint8)
@@ -191,5 +191,6 @@ def _strict_pillow() -> Iterator[None]:
         yield
 
 
-def _num_threads() -> int:
+def num_threads() -> int:
+    """As many as this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
