@@ -1,0 +1,42 @@
+"""What a series of noisy sums costs: events → ε(δ), δ(ε), trade-offs, μ-GDP, groups, search, calibration.
+ An event says what was done, an accountant what it costs. The arithmetic is dp-accounting's: privacy loss
+distributions ("pld", tight, rounded upwards) or Rényi DP ("rdp", looser, the papers' choice). Every noise
+multiplier is relative to what one unit **adds** to the sum (the clip norm), under both neighbouring
+relations; replacing a unit can move the sum twice as far, and that is counted here.
+"""
+
+from sfumato.accounting.calibration import solve_batch_size, solve_noise_multiplier, solve_num_steps
+from sfumato.accounting.curves import delta, epsilon, mu_clt, mu_gdp, trade_off
+from sfumato.accounting.events import (
+    Accountant,
+    Event,
+    Neighbouring,
+    SampledGaussian,
+    Selection,
+    check_delta,
+    check_epsilon,
+    event_from_dict,
+    event_to_dict,
+)
+from sfumato.accounting.groups import group_epsilon
+
+__all__ = [
+    "Accountant",
+    "Event",
+    "Neighbouring",
+    "SampledGaussian",
+    "Selection",
+    "check_delta",
+    "check_epsilon",
+    "delta",
+    "epsilon",
+    "event_from_dict",
+    "event_to_dict",
+    "group_epsilon",
+    "mu_clt",
+    "mu_gdp",
+    "solve_batch_size",
+    "solve_noise_multiplier",
+    "solve_num_steps",
+    "trade_off",
+]

@@ -1,0 +1,148 @@
+"""Events: what was done to the private data, as plain values that a file can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sfumato.errors import ConfigError
+
+Accountant = Literal["pld", "rdp"]
+Neighbouring = Literal["add-or-remove", "replace-one"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledGaussian:
+    """``num_steps`` noisy sums, each over units taken independently with probability ``sampling_rate``.
+
+    ``discrete``: the noise is the discrete Gaussian, and ``noise_multiplier`` already counts the rounding.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float = 1.0
+    num_steps: int = 1
+    discrete: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise ConfigError(
+                "noise-out-of-range",
+                f"noise_multiplier is {self.noise_multiplier}, but it is a finite number of 0 or more.",
+                fix="Typical values lie between 0.5 and 50.",
+            )
+        if not 0 < self.sampling_rate <= 1:
+            raise ConfigError(
+                "sampling-rate-out-of-range",
+                f"sampling_rate is {self.sampling_rate}, but it is a probability above 0 and at most 1.",
+                fix="Give a batch size between 1 and the number of units.",
+            )
+        if self.num_steps < 0:
+            raise ConfigError(
+                "num-steps-out-of-range", f"num_steps is {self.num_steps}.", fix="Give 0 or more."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The best of a random number of runs, only the best being published (Papernot and Steinke 2022).
+
+    The number of runs is drawn, before the first, from a truncated negative binomial distribution with mean
+    ``mean_runs``: ``shape`` 1 is the geometric one, 0 the logarithmic one, infinity the Poisson one.
+    """
+
+    events: tuple[SampledGaussian, ...]
+    mean_runs: float
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean_runs) and self.mean_runs >= 1 and self.shape >= 0):
+            raise ConfigError(
+                "search-out-of-range",
+                f"a search of {self.mean_runs} runs on average with shape {self.shape} is not possible.",
+                fix="Give 1 run or more, and a shape of 0 or more.",
+            )
+
+
+Event = SampledGaussian | Selection
+
+
+def check_delta(delta: float) -> None:
+    """Refuse a δ that no accountant can use."""
+    if not 0 < delta < 1:
+        raise ConfigError(
+            "delta-out-of-range",
+            f"delta is {delta}, but it is a probability above 0 and below 1.",
+            why="delta bounds the chance that the guarantee of epsilon does not hold.",
+            fix="Use at most 1 / number of units, for example 1e-5 for 50,000 images.",
+        )
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Refuse an ε that means nothing."""
+    if not (math.isfinite(epsilon) and epsilon >= 0):
+        raise ConfigError(
+            "epsilon-out-of-range",
+            f"epsilon is {epsilon}, but it is a finite number of 0 or more.",
+            fix="Common values lie between 0.5 (strong) and 8 (weak).",
+        )
+
+
+def merge(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Equal mechanisms together, empty ones gone: fewer convolutions, and one key for the cache."""
+    counts: dict[Event, int] = {}
+    selections: list[Event] = []
+    for event in events:
+        if isinstance(event, Selection):
+            selections.append(event)
+        elif event.num_steps:
+            one = SampledGaussian(
+                noise_multiplier=event.noise_multiplier,
+                sampling_rate=event.sampling_rate,
+                discrete=event.discrete,
+            )
+            counts[one] = counts.get(one, 0) + event.num_steps
+    merged = [
+        SampledGaussian(
+            noise_multiplier=one.noise_multiplier,
+            sampling_rate=one.sampling_rate,
+            num_steps=count,
+            discrete=one.discrete,
+        )
+        for one, count in counts.items()
+    ]
+    return tuple(merged + selections)
+
+
+def event_to_dict(event: Event) -> dict[str, object]:
+    """The event as JSON values; an infinite shape becomes the word "poisson"."""
+    if isinstance(event, Selection):
+        return {
+            "kind": "selection",
+            "events": [event_to_dict(one) for one in event.events],
+            "mean_runs": event.mean_runs,
+            "shape": "poisson" if math.isinf(event.shape) else event.shape,
+        }
+    return {
+        "kind": "sampled-gaussian",
+        "noise_multiplier": event.noise_multiplier,
+        "sampling_rate": event.sampling_rate,
+        "num_steps": event.num_steps,
+        "discrete": event.discrete,
+    }
+
+
+def event_from_dict(fields: Mapping[str, object]) -> Event:
+    """The event that ``event_to_dict`` described."""
+    values = dict(fields)
+    kind = values.pop("kind", None)
+    if kind == "selection":
+        parts = tuple(event_from_dict(one) for one in values["events"])
+        shape = math.inf if values["shape"] == "poisson" else values["shape"]
+        return Selection(events=parts, mean_runs=values["mean_runs"], shape=shape)
+    if kind == "sampled-gaussian":
+        return SampledGaussian(**values)
+    raise ConfigError(
+        "unknown-event", f"there is no privacy event {kind!r}.", fix="Update sfumato, or mend the file."
+    )
