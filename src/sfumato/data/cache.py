@@ -9,24 +9,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from sfumato.data.decode import Fit, OnProgress, decode_files, num_threads
+from sfumato.data.workspace import workspace
 from sfumato.errors import DataError
-
-try:
-    import fcntl
-except ImportError:  # not on Windows: unfinished entries then stay until somebody removes them
-    fcntl = None
 
 MEMORY_LIMIT_BYTES = 256 * 2**20  # above this, decoded images are memory-mapped
 _VERSION = b"sfumato decoded 1"  # change it whenever decoding changes
@@ -84,60 +77,23 @@ def _map_entry(entry: Path, shape: tuple[int, ...]) -> tuple[torch.Tensor, np.nd
 
 
 def _write_entry(entry: Path, chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
-    with _disk_errors(entry.parent):
-        entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        remove_unfinished(entry.parent)
-        unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=entry.parent))  # mode 0700
-    try:
-        with _disk_errors(entry.parent), _held(unfinished):
-            ids = []
-            with (unfinished / "images.u8").open("wb") as file:
-                # Plain writes: a full disk is then an error here, and not a dead process in a memory map.
-                for images, part_ids in chunks:
-                    file.write(images.tobytes())
-                    ids.append(part_ids)
-                _sync(file)
-            with (unfinished / "ids.npy").open("wb") as file:
-                np.save(file, np.concatenate(ids), allow_pickle=False)
-                _sync(file)
-            (unfinished / "lock").unlink(missing_ok=True)
-            try:
-                unfinished.rename(entry)
-            except OSError:
-                if not entry.is_dir():  # another process may have finished the same entry first
-                    raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes left behind; entries that a living process writes are locked."""
-    for leftover in folder.glob("unfinished-*"):
-        with suppress(FileNotFoundError):
-            if time.time() - leftover.stat().st_mtime < 60.0:  # perhaps made, and about to be locked
-                continue
-        with _held(leftover) as held:
-            if held:
-                shutil.rmtree(leftover, ignore_errors=True)
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """Hold the folder's lock while inside; yields whether it could be had.
-
-    The lock of a process that died, in whatever way, is freed by the operating system.
-    """
-    descriptor, held = None, False
-    try:
-        if fcntl is not None:
-            with suppress(FileNotFoundError, BlockingIOError):
-                descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = True
-        yield held
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+    with _disk_errors(entry.parent), workspace(entry.parent) as work:
+        unfinished, ids = work / "entry", []
+        unfinished.mkdir(mode=0o700)
+        with (unfinished / "images.u8").open("wb") as file:
+            # Plain writes: a full disk is then an error here, and not a dead process in a memory map.
+            for images, part_ids in chunks:
+                file.write(images.tobytes())
+                ids.append(part_ids)
+            _sync(file)
+        with (unfinished / "ids.npy").open("wb") as file:
+            np.save(file, np.concatenate(ids), allow_pickle=False)
+            _sync(file)
+        try:
+            unfinished.rename(entry)
+        except OSError:
+            if not entry.is_dir():  # another process may have finished the same entry first
+                raise
 
 
 @contextmanager

@@ -29,27 +29,46 @@ def load_folder(
     on_progress: OnProgress | None = None,
     name: str = "images",
 ) -> DataSplits:
-    """``train/<class>/*.png`` with optional ``val/`` and ``test/``, or whatever ``manifest.csv`` lists."""
-    listing = read_manifest(folder) if (folder / "manifest.csv").is_file() else list_folder(folder)
-    return _decode_listing(listing, folder, image_size, channels, patient_from, fit, on_progress, name)
+    """Every image that ``list_images`` finds, decoded to one size, as train, val and test."""
+    listing = list_images(folder)
+    if patient_from is not None:
+        listing = listing.with_patients(patient_from)
+    paths = [entry.path for entry in listing.entries]
+    size, depth, notes = _choose_shape(read_headers(paths), image_size, channels)
+    images, ids = decode_all(paths, image_size=size, channels=depth, fit=fit, on_progress=on_progress)
+    names, numbers = _number_patients(listing.entries)
+    labels = torch.tensor([entry.label for entry in listing.entries])
+    parts = {}
+    for split in SPLITS:
+        rows = [row for row, entry in enumerate(listing.entries) if entry.split == split]
+        if not rows:
+            continue
+        parts[split] = ImageSet(
+            images=_take(images, rows),
+            labels=labels[rows],
+            classes=listing.classes,
+            patients=None if numbers is None else numbers[rows],
+            name=name,
+            content_ids=torch.from_numpy(ids)[rows],
+        )
+    return DataSplits(
+        train=parts["train"], val=parts.get("val"), test=parts.get("test"), patient_names=names, notes=notes
+    )
 
 
-def load_tiny_imagenet(
-    folder: Path,
-    *,
-    image_size: int | None = None,
-    channels: int | None = None,
-    patient_from: str | None = None,
-    fit: Fit = "crop",
-    on_progress: OnProgress | None = None,
-    name: str = "tiny-imagenet",
-) -> DataSplits:
-    """Tiny ImageNet's own layout. Its val images become ``test``: the true test labels are secret."""
-    listing = _list_tiny_imagenet(folder)
-    return _decode_listing(listing, folder, image_size, channels or 3, patient_from, fit, on_progress, name)
+def list_images(folder: Path) -> Listing:
+    """What ``manifest.csv`` lists; else Tiny ImageNet's own layout; else ``train/<class>/*.png``."""
+    if (folder / "manifest.csv").is_file():
+        listing = read_manifest(folder)
+    elif (folder / "wnids.txt").is_file():
+        listing = _list_tiny_imagenet(folder)
+    else:
+        listing = list_folder(folder)
+    return listing.check(str(folder))
 
 
 def _list_tiny_imagenet(folder: Path) -> Listing:
+    """Its labelled val images become ``test``: the labels of its true test images are not public."""
     classes = tuple((folder / "wnids.txt").read_text().split())
     numbers = {name: number for number, name in enumerate(classes)}
     entries = []
@@ -75,42 +94,6 @@ def _list_tiny_imagenet(folder: Path) -> Listing:
 
 def _entry(folder: Path, path: Path, split: str, label: int) -> Entry:
     return Entry(path, path.relative_to(folder).as_posix(), split, label, None, str(path))
-
-
-def _decode_listing(
-    listing: Listing,
-    folder: Path,
-    image_size: int | None,
-    channels: int | None,
-    patient_from: str | None,
-    fit: Fit,
-    on_progress: OnProgress | None,
-    name: str,
-) -> DataSplits:
-    listing = listing.check(str(folder))
-    if patient_from is not None:
-        listing = listing.with_patients(patient_from)
-    paths = [entry.path for entry in listing.entries]
-    size, depth, notes = _choose_shape(read_headers(paths), image_size, channels)
-    images, ids = decode_all(paths, image_size=size, channels=depth, fit=fit, on_progress=on_progress)
-    names, numbers = _number_patients(listing.entries)
-    labels = torch.tensor([entry.label for entry in listing.entries])
-    parts = {}
-    for split in SPLITS:
-        rows = [row for row, entry in enumerate(listing.entries) if entry.split == split]
-        if not rows:
-            continue
-        parts[split] = ImageSet(
-            images=_take(images, rows),
-            labels=labels[rows],
-            classes=listing.classes,
-            patients=None if numbers is None else numbers[rows],
-            name=name,
-            content_ids=torch.from_numpy(ids)[rows],
-        )
-    return DataSplits(
-        train=parts["train"], val=parts.get("val"), test=parts.get("test"), patient_names=names, notes=notes
-    )
 
 
 def _take(images: torch.Tensor, rows: list[int]) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,12 +13,16 @@ from torch import Tensor
 
 from sfumato.data import binary
 from sfumato.data.decode import Fit
-from sfumato.data.folder import load_folder, load_tiny_imagenet
+from sfumato.data.folder import load_folder
 from sfumato.data.images import DataSplits, ImageSet
 from sfumato.data.known import KNOWN_SETS
 from sfumato.errors import ConfigError, DataError, did_you_mean
 
-_BINARY = {"mnist": binary.load_mnist, "cifar10": binary.load_cifar10, "cifar100": binary.load_cifar100}
+_BINARY = (
+    ("mnist", "train-images-idx3-ubyte.gz", binary.load_mnist),
+    ("cifar10", "data_batch_1.bin", binary.load_cifar10),
+    ("cifar100", "train.bin", binary.load_cifar100),
+)
 
 
 def load_data(
@@ -38,39 +43,49 @@ def load_data(
     ``on_progress(done, total)`` is called while images are decoded.
     """
     _check_options(image_size, channels, fit)
-    name = str(spec)
-    if isinstance(spec, str) and spec in KNOWN_SETS:
-        known = KNOWN_SETS[spec]
-        if spec == "digits":
-            splits = binary.load_digits()
-        elif spec in _BINARY:
-            splits = _BINARY[spec](known.require())
-        else:
-            _refuse_patients(spec, patient_from)
-            size, depth = image_size or known.image_size, channels or known.channels
-            folder, load = known.require(), load_tiny_imagenet if spec == "tiny-imagenet" else load_folder
-            splits = load(
-                folder, image_size=size, channels=depth, fit=fit, on_progress=on_progress, name=spec
+    name = spec if isinstance(spec, str) and spec in KNOWN_SETS else None
+    folder = _existing_folder(spec) if name is None else _known_folder(name)
+    read = _binary_reader(name, folder)
+    if read is not None:
+        if patient_from is not None:
+            raise ConfigError(
+                "no-file-names",
+                f"{spec} has no file names in which to find --patient-from {patient_from!r}.",
+                fix="Leave out --patient-from for this data set.",
             )
-            # Their labelled val images are what every paper reports on; the real test labels are not public.
-            return splits if splits.test is not None else replace(splits, val=None, test=splits.val)
-        _refuse_patients(spec, patient_from)
-        return _resized(splits, image_size, channels)
-    folder = _existing_folder(spec, name)
-    for known_name, marker in (("cifar10", "data_batch_1.bin"), ("cifar100", "train.bin")):
-        if (folder / marker).is_file():
-            _refuse_patients(known_name, patient_from)
-            return _resized(_BINARY[known_name](folder), image_size, channels)
-    load = load_tiny_imagenet if (folder / "wnids.txt").is_file() else load_folder
-    return load(
+        return _resized(read(), image_size, channels)
+    if name is not None:
+        image_size, channels = (
+            image_size or KNOWN_SETS[name].image_size,
+            channels or KNOWN_SETS[name].channels,
+        )
+    splits = load_folder(
         folder,
         image_size=image_size,
         channels=channels,
         patient_from=patient_from,
         fit=fit,
         on_progress=on_progress,
-        name=folder.resolve().name,
+        name=name or folder.resolve().name,
     )
+    if name is not None and splits.test is None:
+        # ImageNette: its val images are what everybody reports on
+        return replace(splits, val=None, test=splits.val)
+    return splits
+
+
+def _known_folder(name: str) -> Path | None:
+    return None if name == "digits" else KNOWN_SETS[name].require()
+
+
+def _binary_reader(name: str | None, folder: Path | None) -> Callable[[], DataSplits] | None:
+    """The reader of a set that is not made of image files, known by its name or by its folder's content."""
+    if name == "digits":
+        return binary.load_digits
+    for known, marker, load in _BINARY:
+        if name == known or (name is None and (folder / marker).is_file()):
+            return partial(load, folder)
+    return None
 
 
 def _check_options(image_size: int | None, channels: int | None, fit: str) -> None:
@@ -84,7 +99,7 @@ def _check_options(image_size: int | None, channels: int | None, fit: str) -> No
         raise ConfigError("bad-fit", f"fit is {fit!r}.", fix="Use crop, pad or stretch.")
 
 
-def _existing_folder(spec: str | Path, name: str) -> Path:
+def _existing_folder(spec: str | Path) -> Path:
     folder = Path(spec).expanduser()
     if folder.is_dir():
         return folder
@@ -92,25 +107,16 @@ def _existing_folder(spec: str | Path, name: str) -> Path:
         hint = did_you_mean(spec, list(KNOWN_SETS))
         raise DataError(
             "unknown-data",
-            f"there is no folder {name!r} here and no known data set of that name. {hint}".rstrip(),
+            f"there is no folder {spec!r} here and no known data set of that name. {hint}".rstrip(),
             why=f"Known sets: {', '.join(KNOWN_SETS)}.",
             fix="Give the path of a folder, or one of the known names.",
         )
     raise DataError(
         "missing-folder",
-        f"{name} is {'not a folder' if folder.exists() else 'missing'}.",
+        f"{spec} is {'not a folder' if folder.exists() else 'missing'}.",
         why="DATA is a folder with train/<class>/*.png or manifest.csv, or a known name.",
         fix="Check the path; for an archive run: sfumato data import FILE",
     )
-
-
-def _refuse_patients(name: str, patient_from: str | None) -> None:
-    if patient_from is not None:
-        raise ConfigError(
-            "no-file-names",
-            f"{name} has no patients to find with --patient-from {patient_from!r}.",
-            fix="Leave out --patient-from for this data set.",
-        )
 
 
 def _resized(splits: DataSplits, image_size: int | None, channels: int | None) -> DataSplits:

