@@ -1,5 +1,6 @@
 """Where randomness comes from: the operating system's entropy, or a seed that voids the guarantee.
- Both sources are AES-256 in counter mode (NIST SP 800-38A, from the ``cryptography`` package). They differ
+
+Both sources are AES-256 in counter mode (NIST SP 800-38A, from the ``cryptography`` package). They differ
 only in the key: a fresh one from the operating system, or one that anybody who knows the seed can compute.
 """
 

@@ -1,5 +1,6 @@
 """What a series of noisy sums costs: events → ε(δ), δ(ε), trade-offs, μ-GDP, groups, search, calibration.
- An event says what was done, an accountant what it costs. The arithmetic is dp-accounting's: privacy loss
+
+An event says what was done, an accountant what it costs. The arithmetic is dp-accounting's: privacy loss
 distributions ("pld", tight, rounded upwards) or Rényi DP ("rdp", looser, the papers' choice). Every noise
 multiplier is relative to what one unit **adds** to the sum (the clip norm), under both neighbouring
 relations; replacing a unit can move the sum twice as far, and that is counted here.
