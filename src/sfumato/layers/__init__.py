@@ -5,7 +5,7 @@ from __future__ import annotations
 from sfumato.layers.activation import Activation, TemperedSigmoid, make_activation
 from sfumato.layers.convolution import WSConv2d, same_padding
 from sfumato.layers.initialisation import Initialisation, fan_in_normal_, initialise, xavier_selu_
-from sfumato.layers.normalisation import FrozenBatchNorm2d, Norm, make_norm, make_scale_norm, suitable_groups
+from sfumato.layers.normalisation import FrozenBatchNorm, Norm, make_norm, make_scale_norm, suitable_groups
 from sfumato.layers.padding import SamePad2d, same_conv2d
 from sfumato.layers.scale import Scale
 from sfumato.layers.scaled_activation import NfActivation, ScaledActivation
@@ -13,7 +13,7 @@ from sfumato.layers.squeeze import SqueezeExcite
 
 __all__ = [
     "Activation",
-    "FrozenBatchNorm2d",
+    "FrozenBatchNorm",
     "Initialisation",
     "NfActivation",
     "Norm",

@@ -53,7 +53,7 @@ def make_scale_norm(enabled: bool, kind: Norm, channels: int, *, groups: int = 3
     return make_norm(kind, channels, groups=groups) if enabled else nn.Identity()
 
 
-class FrozenBatchNorm2d(nn.Module):
+class FrozenBatchNorm(nn.Module):
     """Batch norm whose statistics are public constants, in training too; scale and shift can be learnt.
 
     Guarantee: no example sees another, and nothing of the training data is ever stored in it.

