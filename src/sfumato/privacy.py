@@ -106,6 +106,20 @@ class Plan:
         )
         return draft._solved(missing[0], epsilon)
 
+    def with_epsilon(self, epsilon: float, *, tolerance: float = 1e-4) -> Plan:
+        """The same plan with the least noise, to ``tolerance``, that keeps ε at most ``epsilon``.
+
+        The search starts at the present noise, which makes a series of similar plans cheap.
+        """
+
+        def epsilon_of(value: float) -> float:
+            return replace(self, noise_multiplier=value).epsilon
+
+        found = accounting.solve_noise_multiplier(
+            epsilon_of, epsilon, tolerance=tolerance, guess=self.noise_multiplier
+        )
+        return replace(self, noise_multiplier=found)
+
     def _solved(self, name: str, target: float) -> Plan:
         """This plan with one value changed so that ε comes to ``target`` from below."""
 
@@ -113,7 +127,10 @@ class Plan:
             return replace(self, **{name: value}).epsilon
 
         if name == "noise_multiplier":
-            return replace(self, noise_multiplier=accounting.solve_noise_multiplier(epsilon_of, target))
+            return replace(
+                self,
+                noise_multiplier=accounting.solve_noise_multiplier(epsilon_of, target, tolerance=tolerance),
+            )
         if name == "num_steps":
             return replace(self, num_steps=accounting.solve_num_steps(epsilon_of, target))
         size = accounting.solve_batch_size(epsilon_of, target, num_examples=self.num_examples)
@@ -164,6 +181,12 @@ class Plan:
             )
         spacing = max(1, math.ceil(self.num_steps / _CURVE_POINTS))
         return self._epsilon(min(self.num_steps, math.ceil(step / spacing) * spacing))
+
+    def epsilon_curve(self) -> tuple[list[int], list[float]]:
+        """Steps and the ε after each, at the points that ``epsilon_after`` computes: for plots."""
+        spacing = max(1, math.ceil(self.num_steps / _CURVE_POINTS))
+        steps = sorted({*range(0, self.num_steps, spacing), self.num_steps})
+        return steps, [self._epsilon(step) for step in steps]
 
     def _epsilon(self, num_steps: int) -> float:
         return accounting.epsilon(

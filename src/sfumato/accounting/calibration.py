@@ -13,20 +13,23 @@ _SMALLEST_NOISE, _LARGEST_NOISE = 0.01, 1e7
 _MOST_STEPS = 100_000_000
 
 
-def solve_noise_multiplier(epsilon_of: EpsilonOf, target: float, *, tolerance: float = 1e-4) -> float:
+def solve_noise_multiplier(
+    epsilon_of: EpsilonOf, target: float, *, tolerance: float = 1e-4, guess: float = 1.0
+) -> float:
     """The smallest noise multiplier, to ``tolerance``, with ``epsilon_of(noise_multiplier) <= target``.
 
     Guarantee: the target is kept, never merely approached: the answer is taken from the safe side.
     """
     _check_target(target)
-    high = 1.0
+    factor = 2.0 if guess == 1 else 1.3
+    high = guess
     while epsilon_of(high) > target:
-        high *= 2
+        high *= factor
         if high > _LARGEST_NOISE:
             raise _impossible(f"no noise multiplier up to {_LARGEST_NOISE:g} reaches epsilon {target:g}")
-    low = high / 2
+    low = high / factor
     while epsilon_of(low) <= target:
-        low, high = low / 2, low
+        low, high = low / factor, low
         if low < _SMALLEST_NOISE:
             return high
     return _bisect(epsilon_of, target, safe=high, unsafe=low, tolerance=tolerance)
