@@ -127,10 +127,7 @@ class Plan:
             return replace(self, **{name: value}).epsilon
 
         if name == "noise_multiplier":
-            return replace(
-                self,
-                noise_multiplier=accounting.solve_noise_multiplier(epsilon_of, target, tolerance=tolerance),
-            )
+            return self.with_epsilon(target)
         if name == "num_steps":
             return replace(self, num_steps=accounting.solve_num_steps(epsilon_of, target))
         size = accounting.solve_batch_size(epsilon_of, target, num_examples=self.num_examples)
