@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path, PurePosixPath
 
 from sfumato.data.listing import SPLITS, Entry, Listing, read_classes, sorted_classes
@@ -51,30 +52,34 @@ def read_manifest(folder: Path) -> Listing:
 
 def _read_rows(file: Path) -> list[tuple[int, dict[str, str]]]:
     """(line number, row) of every row, with only known columns."""
+    reader = csv.reader(io.StringIO(_read_text(file), newline=""), strict=True)
+    rows = []
     try:
-        with file.open(encoding="utf-8-sig", newline="") as handle:
-            reader = csv.reader(handle, strict=True)
-            header = [column.strip().lower() for column in next(reader, [])]
-            _check_header(header, file)
-            rows = []
-            for values in reader:
-                if not values:
-                    continue
-                if len(values) != len(header):
-                    raise _unreadable(
-                        file, reader.line_num, f"{len(values)} values for {len(header)} columns"
-                    )
-                rows.append(
-                    (reader.line_num, dict(zip(header, (value.strip() for value in values), strict=True)))
-                )
-    except (csv.Error, UnicodeDecodeError) as error:
-        line = reader.line_num if "reader" in locals() else 1
-        raise _unreadable(file, line + 1, str(error)) from error
-    except OSError as error:
-        raise _unreadable(file, 0, str(error.strerror)) from error
+        header = [column.strip().lower() for column in next(reader, [])]
+        _check_header(header, file)
+        for values in reader:
+            line = reader.line_num
+            if values and len(values) != len(header):
+                raise _unreadable(file, line, f"{len(values)} values for {len(header)} columns")
+            if any("\0" in value for value in values):
+                raise _unreadable(file, line, "there is a null byte")
+            if values:
+                rows.append((line, dict(zip(header, (value.strip() for value in values), strict=True))))
+    except csv.Error as error:
+        raise _unreadable(file, reader.line_num, str(error)) from error
     if not rows:
         raise _unreadable(file, 1, "there are no rows")
     return rows
+
+
+def _read_text(file: Path) -> str:
+    try:
+        data = file.read_bytes()
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _unreadable(file, data[: error.start].count(b"\n") + 1, "it is not UTF-8") from error
+    except OSError as error:
+        raise _unreadable(file, 1, str(error.strerror)) from error
 
 
 def _check_header(header: list[str], file: Path) -> None:

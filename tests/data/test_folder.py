@@ -1,0 +1,193 @@
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sfumato.data import load_data, shared_images, shared_patients
+from sfumato.errors import ConfigError, DataError
+
+
+def test_a_folder_becomes_its_splits_classes_and_pixels(image_folder):
+    folder = image_folder(train=4, val=1, test=2)
+    data = load_data(folder)
+    assert [len(part) for part in (data.train, data.val, data.test)] == [8, 2, 4]
+    assert data.train.classes == ("cat", "dog")
+    assert data.train.labels.tolist() == [0] * 4 + [1] * 4
+    assert data.train.name == "images"
+    with Image.open(folder / "test" / "dog" / "p0-1.png") as image:
+        expected = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
+    assert torch.equal(data.test.images[3], expected)
+    assert not torch.equal(data.test.images[2], expected)
+
+
+def test_class_folders_alone_are_all_training_images(image_folder):
+    folder = image_folder(train=3)
+    data = load_data(folder / "train")
+    assert len(data.train) == 6
+    assert data.val is None
+    assert data.test is None
+
+
+def test_the_fingerprint_survives_moving_renaming_resizing_and_lossless_copies(image_folder, tmp_path):
+    folder = image_folder(train=4, grey=True)
+    original = load_data(folder).train
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(folder, moved)
+    for number, path in enumerate(sorted(moved.rglob("*.png"))):
+        with Image.open(path) as image:
+            image.convert("RGB").save(path.with_name(f"{99 - number}.bmp"))
+        path.unlink()
+    copy = load_data(moved, image_size=20).train
+    assert copy.fingerprint == original.fingerprint
+    assert len(shared_images(original, copy)) == 8
+    with Image.open(moved / "train" / "cat" / "99.bmp") as image:
+        image.putpixel((0, 0), (1, 2, 3))
+        image.save(moved / "train" / "cat" / "99.bmp")
+    assert load_data(moved).train.fingerprint != original.fingerprint
+
+
+def test_sizes_and_colours_are_kept_if_shared_and_public_defaults_otherwise(image_folder):
+    folder = image_folder(train=2, grey=True)
+    assert load_data(folder).train.images.shape == (4, 1, 12, 12)
+    assert load_data(folder).notes == ()
+    assert load_data(folder, image_size=20, channels=3).train.images.shape == (4, 3, 20, 20)
+    Image.new("RGB", (30, 40)).save(folder / "train" / "cat" / "other.png")
+    mixed = load_data(folder)
+    assert mixed.train.images.shape == (5, 3, 64, 64)
+    assert "2 different sizes" in mixed.notes[0]
+    assert "colour" in mixed.notes[1]
+
+
+def test_patients_come_out_of_file_names_and_mean_the_same_person_in_every_split(image_folder):
+    folder = image_folder(train=4, test=2)
+    data = load_data(folder, patient_from=r"(cat|dog)/(p\d+)-")
+    assert data.patient_names == ("cat/p0", "cat/p1", "dog/p0", "dog/p1")
+    assert data.train.patients.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert shared_patients(data) == ["cat/p0", "dog/p0"]
+    assert load_data(folder, patient_from=r"/(?P<patient>p\d+)-(\d)").patient_names == ("p0", "p1")
+    assert load_data(folder, patient_from=r"p\d").train.num_units("patient") == 2
+    assert load_data(folder).train.patients is None
+
+
+def test_what_operating_systems_leave_behind_is_ignored(image_folder):
+    folder = image_folder(train=2)
+    for name in (".DS_Store", "Thumbs.db", "._cat.png"):
+        (folder / "train" / "cat" / name).write_bytes(b"x")
+    (folder / ".git").mkdir()
+    assert len(load_data(folder).train) == 4
+
+
+def broken(folder, how):
+    train = folder / "train"
+    if how == "corrupt-image":
+        (train / "cat" / "p0-0.png").write_bytes(b"not an image")
+    elif how == "empty-class":
+        (train / "bird").mkdir()
+    elif how == "class-not-in-train":
+        shutil.copytree(train / "cat", folder / "test" / "bird")
+    elif how == "not-an-image":
+        (train / "cat" / "notes.txt").write_text("see dog")
+    elif how == "image-without-class":
+        shutil.copy(train / "cat" / "p0-0.png", train / "lost.png")
+    elif how == "no-train-split":
+        train.rename(folder / "test")
+    elif how == "one-class":
+        shutil.rmtree(train / "dog")
+    elif how == "no-images":
+        shutil.rmtree(train)
+    elif how == "bad-classes":
+        (folder / "classes.txt").write_text("cat\ncat\n")
+    elif how == "missing-folder":
+        shutil.rmtree(folder)
+
+
+BROKEN = (
+    "corrupt-image",
+    "empty-class",
+    "class-not-in-train",
+    "not-an-image",
+    "image-without-class",
+    "no-train-split",
+    "one-class",
+    "no-images",
+    "bad-classes",
+    "missing-folder",
+)
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_folder_is_refused_with_its_own_code(image_folder, how):
+    folder = image_folder(train=2)
+    load_data(folder)  # the control: unbroken, it loads
+    broken(folder, how)
+    with pytest.raises(DataError) as caught:
+        load_data(folder)
+    assert caught.value.code == how
+    assert caught.value.fix
+    assert "images" in caught.value.what  # it names the file or folder
+
+
+def test_classes_txt_is_the_public_list_of_classes(image_folder):
+    folder = image_folder(train=2)
+    (folder / "classes.txt").write_text("dog\ncat\n")
+    assert load_data(folder).train.classes == ("dog", "cat")
+    (folder / "classes.txt").write_text("dog\ncat\nbird\n")
+    with pytest.raises(DataError, match="empty-class"):
+        load_data(folder)
+    (folder / "classes.txt").write_text("dog\n")
+    with pytest.raises(DataError, match="class-not-in-train"):
+        load_data(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"patient_from": "(p"}, "bad-pattern"),
+        ({"image_size": 2}, "bad-image-size"),
+        ({"channels": 2}, "bad-channels"),
+        ({"fit": "squash"}, "bad-fit"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_usage_errors(image_folder, options, code):
+    with pytest.raises(ConfigError, match=code) as caught:
+        load_data(image_folder(train=2), **options)
+    assert caught.value.exit_code == 2
+
+
+def test_a_file_without_a_patient_is_named(image_folder):
+    folder = image_folder(train=2)
+    shutil.copy(folder / "train" / "cat" / "p0-0.png", folder / "train" / "cat" / "anonymous.png")
+    with pytest.raises(DataError, match="missing-patient") as caught:
+        load_data(folder, patient_from=r"p\d+-")
+    assert "anonymous.png" in caught.value.what
+
+
+def test_a_name_that_is_nearly_known_is_suggested(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"unknown-data(.|\n)*Did you mean cifar10\?"):
+        load_data("cifar-10")
+    monkeypatch.setenv("SFUMATO_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"data-not-found(.|\n)*sfumato data get cifar10"):
+        load_data("cifar10")
+
+
+def test_tiny_imagenets_own_layout_is_understood(tmp_path):
+    classes = ("n02", "n01")
+    (tmp_path / "wnids.txt").write_text("\n".join(classes))
+    (tmp_path / "val" / "images").mkdir(parents=True)
+    for label, name in enumerate(classes):
+        folder = tmp_path / "train" / name / "images"
+        folder.mkdir(parents=True)
+        (folder.parent / f"{name}_boxes.txt").write_text("")
+        Image.new("RGB", (64, 64), (label, 0, 0)).save(folder / f"{name}_0.JPEG")
+        Image.new("RGB", (64, 64), (label, 9, 0)).save(tmp_path / "val" / "images" / f"val_{label}.JPEG")
+    annotations = tmp_path / "val" / "val_annotations.txt"
+    annotations.write_text("val_0.JPEG\tn02\t0\t0\t1\t1\nval_1.JPEG\tn01\t0\t0\t1\t1\n")
+    data = load_data(tmp_path)
+    assert data.train.classes == classes  # in the order of wnids.txt
+    assert data.test.labels.tolist() == [0, 1]
+    annotations.write_text("val_0.JPEG\tn77\t0\t0\t1\t1\n")
+    with pytest.raises(DataError, match=r"label-out-of-range(.|\n)*line 1"):
+        load_data(tmp_path)
