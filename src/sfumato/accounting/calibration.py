@@ -21,15 +21,14 @@ def solve_noise_multiplier(
     Guarantee: the target is kept, never merely approached: the answer is taken from the safe side.
     """
     _check_target(target)
-    factor = 2.0 if guess == 1 else 1.3
     high = guess
     while epsilon_of(high) > target:
-        high *= factor
+        high *= 2
         if high > _LARGEST_NOISE:
             raise _impossible(f"no noise multiplier up to {_LARGEST_NOISE:g} reaches epsilon {target:g}")
-    low = high / factor
+    low = high / 2
     while epsilon_of(low) <= target:
-        low, high = low / factor, low
+        low, high = low / 2, low
         if low < _SMALLEST_NOISE:
             return high
     return _bisect(epsilon_of, target, safe=high, unsafe=low, tolerance=tolerance)
