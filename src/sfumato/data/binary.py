@@ -80,34 +80,37 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def _read_cifar(paths: list[Path], label_bytes: int, classes: tuple[str, ...], name: str) -> ImageSet:
+    parts = [_read_records(path, label_bytes, len(classes), name) for path in paths]
+    labels = np.concatenate([part[:, label_bytes - 1] for part in parts])
+    images = np.empty((len(labels), 3072), dtype=np.uint8)
+    np.concatenate([part[:, label_bytes:] for part in parts], out=images)  # one copy, into its place
+    return _image_set(images.reshape(-1, 3, 32, 32), labels, classes, name)
+
+
+def _read_records(path: Path, label_bytes: int, num_classes: int, name: str) -> np.ndarray:
+    """The file's records as rows; the last of the label bytes is the one that is used."""
     record = label_bytes + 3072
-    parts = []
-    for path in paths:
-        try:
-            data = np.fromfile(path, dtype=np.uint8)
-        except OSError as error:
-            raise _damaged(path, str(error.strerror)) from error
-        if data.size == 0 or data.size % record:
-            raise _damaged(path, f"{data.size} bytes are not whole records of {record}")
-        rows = data.reshape(-1, record)
-        worst = int(rows[:, label_bytes - 1].max())
-        if worst >= len(classes):
-            at = int(np.argmax(rows[:, label_bytes - 1] >= len(classes)))
-            raise DataError(
-                "label-out-of-range",
-                f"{path}: record {at} has label {rows[at, label_bytes - 1]}, above {len(classes) - 1}.",
-                why="The file is damaged or not what its name says.",
-                fix=f"Remove it and run: sfumato data get {name}",
-            )
-        parts.append(rows)
-    rows = np.concatenate(parts)
-    images = np.ascontiguousarray(rows[:, label_bytes:]).reshape(-1, 3, 32, 32)
-    return _image_set(images, rows[:, label_bytes - 1], classes, name)
+    try:
+        data = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise _damaged(path, str(error.strerror)) from error
+    if data.size == 0 or data.size % record:
+        raise _damaged(path, f"{data.size} bytes are not whole records of {record}")
+    rows = data.reshape(-1, record)
+    wrong = np.flatnonzero(rows[:, label_bytes - 1] >= num_classes)
+    if len(wrong):
+        raise DataError(
+            "label-out-of-range",
+            f"{path}: record {wrong[0]} has a label above {num_classes - 1}.",
+            why="The file is damaged or not what its name says.",
+            fix=f"Remove it and run: sfumato data get {name}",
+        )
+    return rows
 
 
 def _image_set(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], name: str) -> ImageSet:
-    pixels = torch.from_numpy(np.array(images, dtype=np.uint8))  # a writable copy
-    return ImageSet(pixels, _int64(labels), classes, name=name)
+    writable = images if images.flags.writeable else images.copy()  # a tensor cannot be read-only
+    return ImageSet(torch.from_numpy(writable), _int64(labels), classes, name=name)
 
 
 def _int64(labels: np.ndarray) -> Tensor:
