@@ -34,7 +34,7 @@ def batch_curve(plan: Plan, *, num_points: int = 11) -> BatchCurve:
     and only the cost grows. Every step then costs more epochs, so whoever pays for compute takes a
     moderate batch.
     """
-    # RDP, at the ε it gives this plan: the same shape as PLD through the same point, and faster for many steps
+    # RDP, at the ε it gives this plan: PLD's shape through the same point, and faster for many steps
     plan = replace(plan, accountant="rdp")
     smallest = max(1, plan.num_examples // 1000)
     ratio = plan.num_examples / smallest
@@ -45,9 +45,7 @@ def batch_curve(plan: Plan, *, num_points: int = 11) -> BatchCurve:
     epoch_steps = [max(1, round(epochs * plan.num_examples / size)) for size in sizes]
     per_epoch = _noise_along(plan, target, list(zip(sizes, epoch_steps, strict=True)))
     step_noise = [sigma / size for sigma, size in zip(noise, sizes, strict=True)]
-    useful = next(
-        size for size, value in zip(sizes, step_noise, strict=True) if value <= 1.25 * step_noise[-1]
-    )
+    useful = _first_below(sizes, step_noise, 1.25 * step_noise[-1])
     return BatchCurve(
         batch_sizes=sizes,
         noise_multipliers=noise,
