@@ -155,6 +155,17 @@ def test_the_command_imports_an_archive(image_folder, tmp_path):
     assert "sfumato train" in run("import", str(archive), "--to", str(tmp_path / "again"))
 
 
+def test_the_command_generates_images_that_repeat_with_the_seed(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run("generate", str(tmp_path / name), "--num-images", "3", "--image-size", "16", "--seed", str(seed))
+    first, again, other = ([p.read_bytes() for p in sorted((tmp_path / n).iterdir())] for n in "abc")
+    assert len(first) == 3
+    assert first == again
+    assert first != other
+    with pytest.raises(DataError, match="folder-exists"):
+        run("generate", str(tmp_path / "a"))
+
+
 def test_listing_the_sets_does_not_wait_for_torch():
     code = (
         "import sys; from sfumato.cli import cli; cli(['data', 'list'], standalone_mode=False); "

@@ -109,6 +109,27 @@ def import_file(file: Path, to: Path | None, as_json: bool) -> None:
         click.echo(f"Train on it: sfumato train {result.folder} --epsilon 8")
 
 
+@command.command("generate")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--num-images", type=click.IntRange(1, 1_000_000), default=1000, show_default=True)
+@click.option("--image-size", type=click.IntRange(8, 512), default=32, show_default=True)
+@click.option("--channels", type=click.Choice(["1", "3"]), default="3", show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def generate(folder: Path, num_images: int, image_size: int, channels: str, seed: int, as_json: bool) -> None:
+    """Draw images by chance alone (dead leaves) into FOLDER, as PNG files.
+
+    Nobody's data went into them, so features fitted on them cost no privacy.
+    """
+    from sfumato.data.fetching import write_generated
+
+    write_generated(folder, num_images=num_images, image_size=image_size, channels=int(channels), seed=seed)
+    if as_json:
+        echo_json({"folder": str(folder), "num_images": num_images, "image_size": image_size, "seed": seed})
+    else:
+        click.echo(f"{num_images:,} generated images of {image_size}x{image_size}, in {folder}")
+
+
 @contextmanager
 def _progress(label: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     """A bar on a terminal; nothing where nobody watches."""

@@ -78,7 +78,7 @@ def decode_files(
 
 def decode_image(path: Path, *, image_size: int, channels: int, fit: Fit = "crop") -> np.ndarray:
     """One file as uint8 (C, S, S), exactly as ``load_data`` would decode it."""
-    _read_header(path)
+    read_headers([path])
     return next(decode_files([path], image_size=image_size, channels=channels, fit=fit))[0][0]
 
 

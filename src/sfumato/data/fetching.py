@@ -1,4 +1,4 @@
-"""``sfumato data get`` and ``sfumato data import``: data sets into their place, whole or not at all."""
+"""``sfumato data get``, ``import`` and ``generate``: data sets into their place, whole or not at all."""
 
 from __future__ import annotations
 
@@ -103,6 +103,20 @@ def import_archive(archive: Path, *, to: Path | None = None) -> Imported:
         num_images, classes = _check_layout(inner)
         _put(inner, target, replace=False)
         return Imported(target, None, num_images, classes)
+
+
+def write_generated(folder: Path, *, num_images: int, image_size: int, channels: int, seed: int) -> None:
+    """Dead leaves as ``folder/000000.png`` and so on; equal seeds give equal images."""
+    from PIL import Image
+
+    from sfumato.data.generated import DeadLeaves
+
+    images = DeadLeaves(image_size=image_size, channels=channels).images(num_images, seed=seed)
+    with _writable(folder.absolute().parent) as work:
+        ready = _new(work / "ready")
+        for number, image in enumerate(images.permute(0, 2, 3, 1).numpy()):
+            Image.fromarray(image[:, :, 0] if channels == 1 else image).save(ready / f"{number:06}.png")
+        _put(ready, folder, replace=False)
 
 
 def _check_layout(folder: Path) -> tuple[int, tuple[str, ...]]:
