@@ -86,6 +86,8 @@ def import_archive(archive: Path, *, to: Path | None = None) -> Imported:
     in the current folder.
     """
     target = to if to is not None else Path(re.sub(r"(\.tar)?\.\w+$", "", archive.name) or "imported")
+    if to is not None:
+        _refuse_existing(to)
     with _writable(target.absolute().parent) as work:
         unpack(archive, _new(work / "unpacked"))
         inner = _innermost(work / "unpacked")
@@ -111,6 +113,7 @@ def write_generated(folder: Path, *, num_images: int, image_size: int, channels:
 
     from sfumato.data.generated import DeadLeaves
 
+    _refuse_existing(folder)
     images = DeadLeaves(image_size=image_size, channels=channels).images(num_images, seed=seed)
     with _writable(folder.absolute().parent) as work:
         ready = _new(work / "ready")
@@ -231,15 +234,20 @@ def _writable(folder: Path) -> Iterator[Path]:
         ) from error
 
 
-def _put(ready: Path, place: Path, *, replace: bool = True) -> None:
-    """Rename ``ready`` to ``place``; a damaged set that lies there is replaced."""
-    if place.exists() and not replace:
+def _refuse_existing(place: Path) -> None:
+    if place.exists():
         raise DataError(
             "folder-exists",
             f"{place} is already there.",
-            why="Importing never overwrites.",
-            fix="Choose another place with --to DIR, or remove it first.",
+            why="Data of yours is never overwritten.",
+            fix="Choose another place, or remove it first.",
         )
+
+
+def _put(ready: Path, place: Path, *, replace: bool = True) -> None:
+    """Rename ``ready`` to ``place``; a damaged set that lies there is replaced."""
+    if not replace:
+        _refuse_existing(place)
     with workspace(place.absolute().parent) as near:  # on the disk of ``place``, which may be another one
         shutil.move(ready, near / "ready")
         if place.exists():
