@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sfumato.gradients.weight_standardisation import weight_standardised_rule
 from sfumato.layers.initialisation import fan_in_normal_
 
 Padding = tuple[int, int, int, int]  # left, right, top, bottom: the order of torch's F.pad
@@ -35,6 +36,9 @@ class WSConv2d(nn.Module):
 
     ``padding`` is "same", one number for all sides, or (left, right, top, bottom).
     """
+
+    gradient_rule = staticmethod(weight_standardised_rule)
+    keeps_output = True  # the rule may read <G, u> off the output
 
     def __init__(
         self,

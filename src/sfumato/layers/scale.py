@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sfumato.gradients.normalisation import scale_rule
+
 
 class Scale(nn.Module):
     """Multiply by one learnable number: SkipInit (De & Smith 2020) at the end of a residual branch.
@@ -12,6 +14,8 @@ class Scale(nn.Module):
     Training from scratch under DP starts it at 1.0 (De et al. 2022, appendix C.1), ordinary training at 0.
     ``constant`` is a fixed factor beside the learnt one.
     """
+
+    gradient_rule = staticmethod(scale_rule)
 
     def __init__(self, initial: float = 1.0, *, constant: float = 1.0) -> None:
         super().__init__()

@@ -1,0 +1,69 @@
+"""One use of a layer during the forward pass, and the strategies that turn it into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from sfumato.errors import ModelError
+from sfumato.gradients.piece import Piece
+from sfumato.gradients.segments import Segments
+
+
+@dataclass
+class Call:
+    """What went into a layer and the gradient of what came out, all detached from autograd.
+
+    ``names`` are the layer's trained parameters, as the layer calls them.
+    """
+
+    module: nn.Module
+    path: str  # the layer's name in the model
+    names: frozenset[str]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    segments: Segments
+    versions: tuple[int, ...] = ()
+    outputs: tuple[Tensor, ...] | None = None  # kept only for rules that need them
+    gradients: tuple[Tensor | None, ...] = ()  # one per output tensor; None where the loss does not see it
+    state: Hashable = None  # what a rule took from the forward pass
+
+    @property
+    def input(self) -> Tensor:
+        return self.args[0] if self.args else next(iter(self.kwargs.values()))
+
+    @property
+    def gradient(self) -> Tensor:
+        return self.gradients[0]
+
+    def check_unchanged(self) -> None:
+        """Refuse to go on if an in-place operation has overwritten what the gradient needs."""
+        if tuple(tensor._version for tensor in tensors_in(self.args, self.kwargs)) != self.versions:
+            raise ModelError(
+                "changed-in-place",
+                f"the input of {self.path or 'the model'} ({type(self.module).__name__}) "
+                "was overwritten after the layer had used it.",
+                why="The gradient of the layer's parameters needs the input as it was.",
+                fix="Replace the in-place operation behind this layer (x += y, inplace=True) by x = x + y.",
+            )
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to a layer's pieces. All strategies of a layer agree up to rounding."""
+
+    name: str
+    multiply_adds: float  # per microbatch, for choosing without timing
+    pieces: Callable[[], dict[str, Piece]]
+
+
+# A rule lists its strategies for a call; the first materialises every unit's gradient.
+Rule = Callable[[Call], list[Strategy]]
+
+
+def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among a layer's arguments, in order."""
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]

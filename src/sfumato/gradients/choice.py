@@ -1,0 +1,90 @@
+"""Which strategy a layer uses: timed at its real shape on the real device, once, then remembered.
+
+A performance question only: all strategies of a layer agree up to rounding.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.gradients.call import Call, Strategy
+from sfumato.gradients.claims import Claim
+from sfumato.gradients.piece import Piece
+
+ROUNDS = 2
+
+
+@dataclass
+class Choices:
+    """What has been learnt of the layers met so far.
+
+    ``deterministic`` chooses by counting operations instead of timing them, so that two runs with the same
+    seed round in the same way.
+    """
+
+    deterministic: bool = False
+    strategies: dict[Hashable, str] = field(default_factory=dict)
+    claims: weakref.WeakKeyDictionary[nn.Module, list[Claim]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+    def needs_outputs(self, key: Hashable) -> bool:
+        """Whether the layer's output must be kept for its strategy (or for trying all of them)."""
+        return self.strategies.get(key, "gram") == "gram"
+
+    def pieces(self, key: Hashable, strategies: list[Strategy]) -> dict[str, Piece]:
+        """The pieces by the remembered strategy, or by the best after trying all."""
+        if len(strategies) == 1:
+            return strategies[0].pieces()
+        by_name = {strategy.name: strategy for strategy in strategies}
+        if key not in self.strategies:
+            self.strategies[key] = self._best(strategies)
+        # A strategy may bow out for this microbatch (a bias that has grown too large): the first never does.
+        return by_name.get(self.strategies[key], strategies[0]).pieces()
+
+    def _best(self, strategies: list[Strategy]) -> str:
+        if self.deterministic:
+            return min(strategies, key=lambda strategy: strategy.multiply_adds).name
+        seconds = {strategy.name: float("inf") for strategy in strategies}
+        for _ in range(ROUNDS):  # interleaved, so that a busy moment does not decide
+            for strategy in strategies:
+                began = _now()
+                for piece in strategy.pieces().values():
+                    piece.weighted_sum(torch.ones_like(piece.squared_norms))
+                seconds[strategy.name] = min(seconds[strategy.name], _now() - began)
+        return min(seconds, key=seconds.__getitem__)
+
+
+def shape_key(call: Call) -> Hashable:
+    """What the choice depends on. Counts of units are rounded, because Poisson batches differ in size."""
+    x = call.input
+    groups = tuple(
+        (group.size, (group.units.stop - group.units.start).bit_length()) for group in call.segments.groups
+    )
+    return (
+        repr(call.module),
+        call.names,
+        tuple(x.shape[1:]),
+        _layout(x),
+        x.dtype,
+        str(x.device),
+        groups,
+        torch.get_num_threads(),
+    )
+
+
+def _layout(x: Tensor) -> str:
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return "channels last" if last and not x.is_contiguous() else "contiguous"
+
+
+def _now() -> float:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()

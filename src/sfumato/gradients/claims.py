@@ -1,0 +1,106 @@
+"""Who answers for which parameter: every trained parameter is claimed by one module of the model.
+
+A layer claims its own parameters. Where a layer is never called with one entry per row (a parametrisation, a
+weight that its parent uses directly), the nearest module around it that is takes its parameters over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from sfumato.errors import ModelError
+from sfumato.gradients.call import Rule
+from sfumato.gradients.convolution import convolution_rule
+from sfumato.gradients.fallback import fallback_rule
+from sfumato.gradients.linear import embedding_rule, linear_rule
+from sfumato.gradients.normalisation import (
+    batch_norm_rule,
+    group_norm_rule,
+    instance_norm_rule,
+    layer_norm_rule,
+)
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: linear_rule,
+    nn.Embedding: embedding_rule,
+    nn.GroupNorm: group_norm_rule,
+    nn.LayerNorm: layer_norm_rule,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), convolution_rule),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), instance_norm_rule),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), batch_norm_rule),
+}
+OWN_NAMES = frozenset({"weight", "bias"})  # what the rules above know of a layer
+WHOLE = (nn.MultiheadAttention,)  # use their children's parameters without calling the children
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A module that answers for some of the model's trained parameters."""
+
+    path: str
+    module: nn.Module
+    parameters: dict[str, str]  # name within the module -> name in the model
+    rule: Rule
+
+
+def claims_of(model: nn.Module) -> list[Claim]:
+    """Every layer claims its own trained parameters."""
+    names = {id(value): name for name, value in model.named_parameters() if value.requires_grad}
+    claims, whole = [], ()
+    for path, module in model.named_modules():
+        if whole and path.startswith(whole):
+            continue
+        if isinstance(module, WHOLE):
+            whole = (*whole, f"{path}." if path else "")
+            own = dict(module.named_parameters())
+        else:
+            own = {name: value for name, value in module._parameters.items() if value is not None}
+        mine = {name: names[id(value)] for name, value in own.items() if id(value) in names}
+        if mine:
+            claims.append(Claim(path, module, mine, rule_for(module, mine)))
+    return claims
+
+
+def rule_for(module: nn.Module, names: Iterable[str]) -> Rule:
+    """The rule that a layer brings (``gradient_rule``), the one for its kind, or the fallback.
+
+    A subclass with a forward pass of its own is another layer, and so is one whose calls a hook changes.
+    """
+    kind = type(module)
+    if module._forward_hooks or module._forward_pre_hooks:
+        return fallback_rule
+    brings = next((base for base in kind.__mro__ if "gradient_rule" in vars(base)), None)
+    if brings is not None and kind.forward is brings.forward:
+        return brings.gradient_rule
+    for base in kind.__mro__:
+        if base in RULES:
+            same = kind.forward is base.forward and _inner(kind) is _inner(base)
+            return RULES[base] if same and OWN_NAMES.issuperset(names) else fallback_rule
+    return fallback_rule
+
+
+def _inner(kind: type[nn.Module]) -> object:
+    return getattr(kind, "_conv_forward", None)
+
+
+def hand_up(model: nn.Module, claims: list[Claim], lost: Iterable[Claim]) -> list[Claim]:
+    """Claims in which the parents of ``lost`` answer for their parameters, by the fallback."""
+    by_path = {claim.path: claim for claim in claims}
+    for claim in lost:
+        if claim.path == "":
+            raise ModelError(
+                "no-rows",
+                "the model's output does not have one entry for each row of its input.",
+                why="A unit's gradient can be bounded only if its rows can be told apart.",
+                fix="Let the model take (rows, ...) and return (rows, ...), the batch in the first dimension.",
+            )
+        by_path.pop(claim.path, None)
+        parent, _, last = claim.path.rpartition(".")
+        mine = {f"{last}.{name}": target for name, target in claim.parameters.items()}
+        if parent in by_path:
+            mine = {**by_path[parent].parameters, **mine}
+        by_path[parent] = Claim(parent, model.get_submodule(parent), mine, fallback_rule)
+    return list(by_path.values())

@@ -1,0 +1,132 @@
+"""Per-unit gradients of normalisation layers: scale sees g * x_hat, shift sees g, both summed over positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sfumato.errors import PrivacyError
+from sfumato.gradients.call import Call, Strategy
+from sfumato.gradients.piece import Materialised, Piece
+
+CHUNK_VALUES = 262_144  # values whose product stays in cache until it is summed
+
+
+def position_products(first: Tensor, second: Tensor) -> Tensor:
+    """(rows, channels, *space) twice -> (rows, channels): the sum over positions of first * second.
+
+    ``second`` may have one channel for all. The product is never stored whole.
+    """
+    a, b = first.flatten(2), second.flatten(2)
+    result = a.new_empty(a.shape[:2])
+    rows = max(1, CHUNK_VALUES // max(1, a[0].numel()))
+    for start in range(0, len(a), rows):
+        part = slice(start, start + rows)
+        torch.sum(a[part] * b[part], dim=2, out=result[part])
+    return result
+
+
+def _pieces(call: Call, scale: Tensor | None, shift: Tensor | None) -> dict[str, Piece]:
+    """Pieces from per-row gradients, for those of the two parameters that are trained."""
+    found = {"weight": scale, "bias": shift}
+    return {name: Materialised(call.segments.sum(found[name])) for name in call.names}
+
+
+def _channel_affine(call: Call, centre: Tensor, inverse: Tensor) -> dict[str, Piece]:
+    """x_hat = (x - centre) * inverse with both (rows or 1, channels)."""
+    g = call.gradient.to(call.module.weight.dtype)
+    shift = g.flatten(2).sum(dim=2) if g.dim() > 2 else g
+    products = position_products(g.unflatten(1, (-1, 1)).flatten(1, 2), call.input.to(g.dtype))
+    return _pieces(call, (products - centre * shift) * inverse, shift)
+
+
+def group_norm_rule(call: Call) -> list[Strategy]:
+    """nn.GroupNorm."""
+    module, x = call.module, call.input
+
+    def pieces() -> dict[str, Piece]:
+        if call.state is None:
+            variance, mean = torch.var_mean(
+                x.reshape(len(x), module.num_groups, -1).to(module.weight.dtype), dim=2, correction=0
+            )
+            inverse = (variance + module.eps).rsqrt()
+        else:  # the forward pass has them
+            mean, inverse = (value.view(len(x), module.num_groups) for value in call.state)
+        spread = module.num_channels // module.num_groups
+        return _channel_affine(
+            call, mean.repeat_interleave(spread, dim=1), inverse.repeat_interleave(spread, dim=1)
+        )
+
+    return [Strategy("reduce", float(x.numel()), pieces)]
+
+
+def instance_norm_rule(call: Call) -> list[Strategy]:
+    """nn.InstanceNorm1d, 2d, 3d: statistics of each example, or public constants."""
+    module, x = call.module, call.input
+    if module.track_running_stats and module.training:
+        raise PrivacyError(
+            "private-statistics",
+            f"{call.path} ({type(module).__name__}) stores running statistics of the training images.",
+            why="They would leave with the model, and no noise covers them.",
+            fix="Build it with track_running_stats=False, or put it into eval mode.",
+        )
+
+    def pieces() -> dict[str, Piece]:
+        if module.track_running_stats:
+            return _channel_affine(
+                call, module.running_mean[None], (module.running_var[None] + module.eps).rsqrt()
+            )
+        variance, mean = torch.var_mean(x.flatten(2).to(module.weight.dtype), dim=2, correction=0)
+        return _channel_affine(call, mean, (variance + module.eps).rsqrt())
+
+    return [Strategy("reduce", float(x.numel()), pieces)]
+
+
+def batch_norm_rule(call: Call) -> list[Strategy]:
+    """Batch norm with frozen statistics: a scale and a shift per channel."""
+    module = call.module
+    if getattr(module, "track_running_stats", True) is False or (
+        module.training and hasattr(module, "track_running_stats")
+    ):
+        raise PrivacyError(
+            "mixes-examples",
+            f"{call.path} ({type(module).__name__}) normalises with statistics of the whole batch.",
+            why="Clipping one example then no longer bounds its influence.",
+            fix="Use --norm group, or sfumato.make_private_ready(model); frozen in eval mode it is allowed.",
+        )
+
+    def pieces() -> dict[str, Piece]:
+        inverse = (module.running_var[None] + module.eps).rsqrt()
+        return _channel_affine(call, module.running_mean[None], inverse)
+
+    return [Strategy("reduce", float(call.input.numel()), pieces)]
+
+
+def layer_norm_rule(call: Call) -> list[Strategy]:
+    """nn.LayerNorm: parameters over the last dimensions, sums over all between them and the rows."""
+    module, x = call.module, call.input
+
+    def pieces() -> dict[str, Piece]:
+        dtype = module.weight.dtype
+        over = tuple(range(-len(module.normalized_shape), 0))
+        variance, mean = torch.var_mean(x.to(dtype), dim=over, correction=0, keepdim=True)
+        g = call.gradient.to(dtype)
+        shape = (len(x), math.prod(x.shape[1 : x.dim() - len(over)]), *module.normalized_shape)
+        scale = (g * (x.to(dtype) - mean) * (variance + module.eps).rsqrt()).view(shape).sum(dim=1)
+        return _pieces(call, scale, g.reshape(shape).sum(dim=1))
+
+    return [Strategy("reduce", 4.0 * x.numel(), pieces)]
+
+
+def scale_rule(call: Call) -> list[Strategy]:
+    """A layer that multiplies by one learnt number and one constant."""
+
+    def pieces() -> dict[str, Piece]:
+        products = position_products(
+            call.gradient.reshape(len(call.input), 1, -1), call.input.reshape(len(call.input), 1, -1)
+        )
+        return {"scale": Materialised(call.segments.sum(products.flatten() * call.module.constant))}
+
+    return [Strategy("reduce", float(call.input.numel()), pieces)]

@@ -1,0 +1,91 @@
+"""What a layer knows of its units' gradients for one parameter: their norms first, their weighted sum later.
+
+The norms of all layers decide the clip factors, and only then can the sum be formed. In between a piece
+holds whatever its strategy needs: the units' gradients themselves, or the layer's inputs and output gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+BLOCK = 4096  # values whose squares are added in the tensor's own precision; blocks are added in float64
+
+
+class Piece(Protocol):
+    """One parameter's share in the units' gradients."""
+
+    squared_norms: Tensor  # (units,), float64
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Sum over units of factor * gradient, in the parameter's shape."""
+        ...
+
+
+def squared_norms(gradients: Tensor) -> Tensor:
+    """(units, ...) -> (units,): squared Euclidean norms, accumulated in float64."""
+    flat = gradients.flatten(1)
+    whole = flat.shape[1] // BLOCK * BLOCK
+    parts = [flat[:, :whole].unflatten(1, (-1, BLOCK))] if whole else []
+    if whole < flat.shape[1]:
+        parts.append(flat[:, None, whole:])
+    total = torch.zeros(len(flat), dtype=torch.float64, device=flat.device)
+    for part in parts:
+        total += torch.linalg.vector_norm(part, dim=2).double().square().sum(dim=1)
+    return total
+
+
+@dataclass
+class Materialised:
+    """The units' gradients themselves, (units, ...).
+
+    ``finish`` is the linear map that makes a gradient of the parameter out of them; without it they are
+    that gradient already. It is applied once, to the sum.
+    """
+
+    gradients: Tensor
+    norms: Tensor | None = None  # squared, of the finished gradients, where they are known already
+    finish: Callable[[Tensor], Tensor] | None = None
+    squared_norms: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.squared_norms = squared_norms(self.gradients) if self.norms is None else self.norms
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        total = weighted_sum(self.gradients, factors)
+        return total if self.finish is None else self.finish(total)
+
+    def per_unit(self) -> Tensor:
+        """Each unit's gradient of the parameter, (units, *parameter shape)."""
+        if self.finish is None:
+            return self.gradients
+        return torch.stack([self.finish(gradient) for gradient in self.gradients])
+
+
+@dataclass
+class Deferred:
+    """Norms that were found without the gradients, and a way to form the weighted sum in one call."""
+
+    squared_norms: Tensor
+    form_sum: Callable[[Tensor], Tensor]
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        return self.form_sum(factors)
+
+
+def weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
+    """Sum over units of factor * gradient. A unit of factor 0 adds nothing, even if it is not finite."""
+    flat = zero_where_dropped(gradients.flatten(1), factors)
+    return (factors.to(flat.dtype) @ flat).view(gradients.shape[1:])
+
+
+def zero_where_dropped(rows: Tensor, factors: Tensor) -> Tensor:
+    """Rows whose factor is 0 become zeros: 0 * inf would not."""
+    dropped = factors == 0
+    if not dropped.any():
+        return rows
+    return torch.where(dropped.view(-1, *[1] * (rows.dim() - 1)), 0, rows)

@@ -1,0 +1,176 @@
+"""Per-unit gradients of weight-standardised convolutions, at the cost of ordinary ones.
+
+The filters applied are gain * u with u = z / n, z = w - mean(w), n = sqrt(max(|z|^2, eps)). With G the gradient
+for the applied filters, per output channel,
+
+    gradient for gain = <G, u>
+    gradient for w    = a * (G - mean(G) - u <G, u>),   a = gain / n,
+
+where the last term is absent for a filter held by eps. Both subtracted parts are orthogonal to the rest, so
+
+    |gradient for w|^2 = a^2 * (|G|^2 - fan_in * mean(G)^2 - <G, u>^2):
+
+no unit's gradient has to be projected; the projection is applied once, to the clipped sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.gradients.call import Call, Strategy
+from sfumato.gradients.convolution import (
+    Convolution,
+    Geometry,
+    bias_piece,
+    by_library,
+    deferred_sum,
+    gram_multiply_adds,
+    gram_pays,
+    gram_products,
+    operands,
+    pad,
+    position_sums,
+    to_weight_shape,
+    unit_gradients,
+)
+from sfumato.gradients.normalisation import position_products
+from sfumato.gradients.piece import Deferred, Materialised, Piece
+
+MAX_BIAS_TO_GAIN = 10.0  # beyond it, <G, u> read off the layer's output loses digits to the bias
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The standardisation of one layer, per output channel."""
+
+    direction: Tensor  # u, in the weight's shape
+    slope: Tensor  # a = gain / n
+    free: Tensor  # 1, or 0 where eps holds the filter
+
+    @property
+    def fan_in(self) -> int:
+        return self.direction[0].numel()
+
+    def squared_norms(self, squares: Tensor, sums: Tensor, along: Tensor) -> Tensor:
+        """(units, out) of |G|^2, sum of G and <G, u> -> (units,) squared norms of the weight's gradient.
+
+        Guarantee: rounding never makes the result smaller than the true value: what the subtraction may have
+        lost is added back.
+        """
+        squares, slope = squares.double(), self.slope.double().square()
+        removed = sums.double().square() / self.fan_in + self.free * along.double().square()
+        lost = 16 * torch.finfo(sums.dtype).eps * squares
+        return (slope * ((squares - removed).clamp(min=0) + lost)).sum(dim=1)
+
+    def project(self, gradient: Tensor) -> Tensor:
+        """From the gradient for the applied filters to the gradient for the weight."""
+        shape = (-1, *[1] * (gradient.dim() - 1))
+        flat, u = gradient.flatten(1), self.direction.flatten(1)
+        along = self.free * (flat * u).sum(dim=1)
+        flat = flat - flat.mean(dim=1, keepdim=True) - u * along[:, None]
+        return flat.view_as(gradient) * self.slope.view(shape)
+
+
+def filters_of(weight: Tensor, gain: Tensor, eps: float) -> Filters:
+    """The standardisation as ``WSConv2d`` applies it."""
+    centred = weight - weight.flatten(1).mean(dim=1).view(-1, *[1] * (weight.dim() - 1))
+    squares = centred.flatten(1).square().sum(dim=1)
+    norms = squares.clamp(min=eps).sqrt()
+    direction = centred / norms.view(-1, *[1] * (weight.dim() - 1))
+    return Filters(direction, gain.flatten() / norms, (squares >= eps).to(weight.dtype))
+
+
+def weight_standardised_rule(call: Call) -> list[Strategy]:
+    """``WSConv2d``: weight, gain and bias."""
+    module = call.module
+    left, right, top, bottom = module.padding_for(*call.input.shape[-2:])
+    pairs = [(size, size) for size in (module.kernel_size, module.stride, module.dilation)]
+    conv = operands(call, Geometry(*pairs, (top, left), (bottom, right), module.groups))
+    filters = filters_of(conv.weight, module.gain.detach().to(conv.weight.dtype), module.eps)
+
+    def by_columns() -> dict[str, Piece]:
+        return _keep(call, {**bias_piece(call), **_columns_pieces(conv, filters)})
+
+    def by_calls() -> dict[str, Piece]:
+        return _keep(call, {**bias_piece(call), **_library_pieces(conv, filters)})
+
+    def by_gram() -> dict[str, Piece]:
+        return _keep(call, {**bias_piece(call), **_gram_pieces(call, conv, filters)})
+
+    strategies = [
+        Strategy("columns", conv.multiply_adds * 1.3, by_columns),
+        Strategy("library", conv.multiply_adds * 1.4, by_calls),
+    ]
+    steep = (module.bias.detach().abs() > MAX_BIAS_TO_GAIN * module.gain.detach().flatten().abs()).any()
+    if call.outputs is not None and gram_pays(conv) and not steep:
+        strategies.append(Strategy("gram", gram_multiply_adds(conv), by_gram))
+    return strategies
+
+
+def _keep(call: Call, pieces: dict[str, Piece]) -> dict[str, Piece]:
+    return {name: piece for name, piece in pieces.items() if name in call.names}
+
+
+def _columns_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
+    units, out, fan_in = conv.segments.num_units, len(conv.weight), filters.fan_in
+    gradients = conv.weight.new_empty(units, out, fan_in)
+    squares, sums, along = (conv.weight.new_empty(units, out) for _ in range(3))
+    # Both products of a channel's gradients, with its direction and with ones, in one pass over memory.
+    u = filters.direction.movedim(1, -1).reshape(out, fan_in)
+    against = torch.stack([u, torch.ones_like(u)], dim=2)
+    for part, values in unit_gradients(conv):
+        gradients[part] = values
+        squares[part] = torch.linalg.vector_norm(values, dim=2).square()
+        along[part], sums[part] = torch.bmm(values.transpose(0, 1), against).permute(2, 1, 0)
+
+    def finish(summed: Tensor) -> Tensor:
+        return filters.project(to_weight_shape(summed, conv.weight))
+
+    norms = filters.squared_norms(squares, sums, along)
+    return {"weight": Materialised(gradients, norms, finish), "gain": _gain(along)}
+
+
+def _library_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
+    gradients = by_library(conv)
+    flat = gradients.flatten(2)
+    squares = torch.linalg.vector_norm(flat, dim=2).square()
+    along = torch.einsum("uof,of->uo", flat, filters.direction.flatten(1))
+    norms = filters.squared_norms(squares, flat.sum(dim=2), along)
+    return {"weight": Materialised(gradients, norms, filters.project), "gain": _gain(along)}
+
+
+def _gram_pieces(call: Call, conv: Convolution, filters: Filters) -> dict[str, Piece]:
+    """Norms only. <G, u> comes from the layer's own output, sum(G) from a box filter of the inputs."""
+    module, segments, gradients = call.module, call.segments, conv.gradients
+    gain, bias = module.gain.detach().flatten(), module.bias.detach()
+    outputs = position_products(gradients, call.outputs[0].to(gradients.dtype))
+    along = segments.sum((outputs - bias * position_sums(gradients)) / gain)
+    sums = segments.sum(position_products(gradients, _box_sums(conv)))
+    slope = filters.slope.view(1, -1, *[1] * (gradients.dim() - 2))
+    # The Gram norm sees all channels together, so the slopes go into g: norms are then of a * G.
+    scaled = gram_products(conv, gradients * slope)
+    squared = filters.slope.double().square()
+    removed = squared * (sums.double().square() / filters.fan_in + filters.free * along.double().square())
+    lost = 16 * torch.finfo(gradients.dtype).eps * scaled
+    norms = (scaled - removed.sum(dim=1)).clamp(min=0) + lost
+    plain_sum = deferred_sum(conv)
+    return {
+        "weight": Deferred(norms, lambda factors: filters.project(plain_sum(factors))),
+        "gain": _gain(along),
+    }
+
+
+def _box_sums(conv: Convolution) -> Tensor:
+    """Sum over each patch, per output position and channel: (rows, out_channels or 1, *out_space)."""
+    geometry, groups = conv.geometry, conv.geometry.groups
+    summed = pad(conv.inputs, geometry).unflatten(1, (groups, -1)).sum(dim=2)
+    ones = summed.new_ones(groups, 1, *geometry.kernel)
+    boxes = torch.nn.functional.conv2d(summed, ones, None, geometry.stride, 0, geometry.dilation, groups)
+    return boxes.repeat_interleave(conv.gradients.shape[1] // groups, dim=1) if groups > 1 else boxes
+
+
+def _gain(along: Tensor) -> Materialised:
+    return Materialised(along[:, :, None, None, None])
