@@ -1,0 +1,184 @@
+"""A linear head on fixed features: softmax regression with clipping in closed form.
+
+The gradient of one row is the outer product of p - y and (x, 1), so its norm is ‖p - y‖ · sqrt(‖x‖² + 1), and the
+clipped sum is one matrix product. One pass over the rows per step, in pieces that stay in the cache, whatever the
+batch: from a Poisson sample to the whole set.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sfumato.gradients import ClippedSum
+from sfumato.noise import add_noise
+from sfumato.randomness import RandomSource
+
+ROUNDING = 1e-6  # relative room for float32 products of up to a million rows' worth of one row's contribution
+_PIECE_BYTES = 4 << 20  # of features per piece: read from memory once, used twice
+
+
+class CentredHead(nn.Module):
+    """Subtract ``centre``, scale the row to unit norm, apply a linear layer."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(num_features))
+        self.weight = nn.Parameter(torch.zeros(num_classes, num_features))
+        self.bias = nn.Parameter(torch.zeros(num_classes))
+
+    def rows(self, features: Tensor) -> Tensor:
+        """What the linear layer sees."""
+        return F.normalize(features - self.centre, dim=1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.linear(self.rows(features), self.weight, self.bias)
+
+
+def private_mean(
+    features: Tensor, *, noise_multiplier: float, source: RandomSource, unit_index: Tensor | None = None
+) -> Tensor:
+    """The mean over units of their mean row, released with Gaussian noise.
+
+    Guarantee: rows are scaled down to norm 1 where they exceed it and non-finite rows count as zero, so that one
+    unit moves the sum by at most 1; the noise has stddev ``noise_multiplier``. Account it as one Gaussian event.
+    The divisor is the number of units, a public value.
+    """
+    size = piece_rows(features.shape[1])
+    num_units = len(features) if unit_index is None else int(unit_index.max()) + 1
+    weights = torch.ones(len(features)) if unit_index is None else 1 / torch.bincount(unit_index)[unit_index]
+    total = torch.zeros(features.shape[1], dtype=torch.float64)
+    for start in range(0, len(features), size):
+        rows = features[start : start + size].double()
+        norms = torch.linalg.vector_norm(rows, dim=1)
+        factors = torch.where(norms.isfinite(), weights[start : start + size] / norms.clamp_min(1.0), 0.0)
+        total += factors @ torch.where(norms.isfinite()[:, None], rows, 0.0)
+    noisy = add_noise({"mean": total}, stddev=noise_multiplier, source=source, step=0, purpose="mean")
+    return (noisy["mean"] / num_units).float()
+
+
+class HeadSum:
+    """Clipped gradient sums of a softmax regression over fixed rows; what does not change is computed once.
+
+    ``unit_index`` groups rows into units: a unit's gradient is the mean over its rows, clipped once. The exact
+    norm of that mean needs the products of the unit's rows with each other, which are kept.
+    """
+
+    def __init__(
+        self, rows: Tensor, targets: Tensor, *, num_classes: int, unit_index: Tensor | None = None
+    ) -> None:
+        self.targets, self.num_classes = targets, num_classes
+        self.rows, self.unit_index = rows, unit_index
+        if unit_index is not None:
+            order = torch.argsort(unit_index, stable=True)  # a unit's rows become neighbours
+            self.rows, self.targets, self.unit_index = rows[order], targets[order], unit_index[order]
+            self._pairs = _pairs_within(self.unit_index)
+            self._products = _row_products(self.rows, *self._pairs)
+        else:
+            self._products = _squared_norms(rows) + 1.0
+
+    def __call__(
+        self, weight: Tensor, bias: Tensor, *, clip_norm: float, indices: Tensor | None = None
+    ) -> ClippedSum:
+        """The sum over all units, or over the units in ``indices`` (ascending), each clipped to ``clip_norm``.
+
+        Guarantee: each unit's factor times its norm is at most ``clip_norm``; norms in float64, factors rounded
+        down; a unit whose gradient is not finite counts as zero.
+        """
+        if self.unit_index is not None:
+            return self._over_units(weight, bias, clip_norm=clip_norm, indices=indices)
+        count = len(self.rows) if indices is None else len(indices)
+        size = piece_rows(self.rows.shape[1])
+        norms, losses = torch.empty(count, dtype=torch.float64), torch.empty(count)
+        total_weight, total_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        for start in range(0, count, size):
+            piece = slice(start, min(start + size, count))
+            chosen = piece if indices is None else indices[piece]
+            rows = self.rows[chosen]
+            residual, losses[piece] = _residual(rows, self.targets[chosen], weight, bias)
+            squares = residual.double().square().sum(1) * self._products[chosen]
+            norms[piece] = squares.sqrt()
+            residual *= _factors(norms[piece], clip_norm)[:, None].to(residual.dtype)
+            total_weight += _finite(residual).T @ _finite(rows)
+            total_bias += _finite(residual).sum(0)
+        return _clipped(total_weight, total_bias, norms, losses, clip_norm)
+
+    def _over_units(
+        self, weight: Tensor, bias: Tensor, *, clip_norm: float, indices: Tensor | None
+    ) -> ClippedSum:
+        num_units = int(self.unit_index.max()) + 1
+        residual, losses = _residual(self.rows, self.targets, weight, bias)
+        sizes = torch.bincount(self.unit_index, minlength=num_units).double()
+        first, second = self._pairs
+        products = (residual.double()[first] * residual.double()[second]).sum(1) * self._products
+        squares = torch.zeros(num_units, dtype=torch.float64).index_add_(0, self.unit_index[first], products)
+        norms = squares.clamp_min(0).sqrt() / sizes  # the mean over the unit's rows
+        norms = torch.where(squares.isfinite(), norms, math.nan)
+        taken = torch.ones(num_units, dtype=torch.bool)
+        if indices is not None:
+            taken = torch.zeros(num_units, dtype=torch.bool).index_fill_(0, indices, True)
+        factors = torch.where(taken, _factors(norms, clip_norm) / sizes, 0.0)
+        residual = _finite(residual * factors[self.unit_index, None].to(residual.dtype))
+        per_unit = torch.zeros(num_units).index_add_(0, self.unit_index, losses) / sizes.float()
+        return _clipped(
+            residual.T @ _finite(self.rows), residual.sum(0), norms[taken], per_unit[taken], clip_norm
+        )
+
+
+def piece_rows(num_features: int) -> int:
+    """Rows that are read together."""
+    return max(16, _PIECE_BYTES // (4 * num_features))
+
+
+def _residual(rows: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """p - y of each row, and its loss."""
+    logs = F.log_softmax(torch.addmm(bias, rows, weight.T), dim=1)
+    losses = -logs.gather(1, targets[:, None])[:, 0]
+    residual = logs.exp_()
+    residual[torch.arange(len(targets)), targets] -= 1
+    return residual, losses
+
+
+def _factors(norms: Tensor, clip_norm: float) -> Tensor:
+    factors = (clip_norm * (1 - ROUNDING) / norms).clamp(max=1.0)
+    return torch.where(norms.isfinite(), factors, 0.0)
+
+
+def _finite(values: Tensor) -> Tensor:
+    """Zeros for what is not finite: such rows have factor 0, and 0 · inf would not be 0."""
+    return values if math.isfinite(values.sum().item()) else values.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _squared_norms(rows: Tensor) -> Tensor:
+    size = piece_rows(rows.shape[1])
+    pieces = [rows[i : i + size].double().square().sum(1) for i in range(0, len(rows), size)]
+    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.float64)
+
+
+def _pairs_within(unit_index: Tensor) -> tuple[Tensor, Tensor]:
+    """All ordered pairs of rows of one unit; ``unit_index`` is ascending."""
+    sizes = torch.bincount(unit_index)
+    starts = sizes.cumsum(0) - sizes
+    per_row = sizes[unit_index]
+    first = torch.arange(len(unit_index)).repeat_interleave(per_row)
+    within = torch.arange(len(first)) - (per_row.cumsum(0) - per_row).repeat_interleave(per_row)
+    return first, starts[unit_index[first]] + within
+
+
+def _row_products(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """⟨x_i, x_j⟩ + 1 of the pairs, in float64."""
+    size = piece_rows(rows.shape[1])
+    pieces = [
+        (rows[first[i : i + size]].double() * rows[second[i : i + size]].double()).sum(1)
+        for i in range(0, len(first), size)
+    ]
+    return torch.cat(pieces) + 1.0
+
+
+def _clipped(weight: Tensor, bias: Tensor, norms: Tensor, losses: Tensor, clip_norm: float) -> ClippedSum:
+    return ClippedSum(
+        gradients={"weight": weight, "bias": bias}, norms=norms, losses=losses, sensitivity=clip_norm
+    )
