@@ -102,7 +102,11 @@ def import_archive(archive: Path, *, to: Path | None = None) -> Imported:
             _put(inner, place, replace=to is None)
             return Imported(place, source.name)
         _refuse_pickles(inner)
-        num_images, classes = _check_layout(inner)
+        try:
+            num_images, classes = _check_layout(inner)
+        except DataError as error:  # its folder is about to vanish: say where in the archive instead
+            error.what = error.what.replace(str(inner), str(archive))
+            raise
         _put(inner, target, replace=False)
         return Imported(target, None, num_images, classes)
 
