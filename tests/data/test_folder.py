@@ -71,6 +71,13 @@ def test_patients_come_out_of_file_names_and_mean_the_same_person_in_every_split
     assert load_data(folder).train.patients is None
 
 
+def test_links_to_images_and_class_folders_are_followed(image_folder, tmp_path):
+    folder = image_folder(train=2)
+    (folder / "train" / "dog").rename(tmp_path / "kennel")
+    (folder / "train" / "dog").symlink_to(tmp_path / "kennel")
+    assert load_data(folder).train.labels.tolist() == [0, 0, 1, 1]
+
+
 def test_what_operating_systems_leave_behind_is_ignored(image_folder):
     folder = image_folder(train=2)
     for name in (".DS_Store", "Thumbs.db", "._cat.png"):
@@ -99,6 +106,8 @@ def broken(folder, how):
         shutil.rmtree(train)
     elif how == "bad-classes":
         (folder / "classes.txt").write_text("cat\ncat\n")
+    elif how == "unreadable-folder":
+        (train / "cat" / "again").symlink_to(train / "cat")
     elif how == "missing-folder":
         shutil.rmtree(folder)
 
@@ -113,6 +122,7 @@ BROKEN = (
     "one-class",
     "no-images",
     "bad-classes",
+    "unreadable-folder",
     "missing-folder",
 )
 

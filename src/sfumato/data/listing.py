@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from sfumato.data.decode import EXTENSIONS
 from sfumato.errors import ConfigError, DataError
@@ -144,7 +145,11 @@ def list_folder(folder: Path) -> Listing:
 
 def _by_class(root: Path) -> dict[str, list[Path]]:
     classes = {}
-    for child in sorted(root.iterdir()):
+    try:
+        children = sorted(root.iterdir())
+    except OSError as error:
+        _unreadable(error)
+    for child in children:
         if _ignored(child.name):
             continue
         if child.is_dir():
@@ -161,7 +166,12 @@ def _by_class(root: Path) -> dict[str, list[Path]]:
 
 def image_files(folder: Path) -> Iterable[Path]:
     """All image files below ``folder``, sorted; a file that is no image is refused by name."""
-    for root, directories, files in os.walk(folder, followlinks=True):
+    visited = set()
+    for root, directories, files in os.walk(folder, followlinks=True, onerror=_unreadable):
+        here = os.path.realpath(root)
+        if here in visited:
+            _unreadable(OSError(0, "a link leads back to a folder that was already read", root))
+        visited.add(here)
         directories[:] = sorted(name for name in directories if not _ignored(name))
         for name in sorted(files):
             if _ignored(name):
@@ -175,6 +185,15 @@ def image_files(folder: Path) -> Iterable[Path]:
                     fix=f"Remove it, or give it one of the endings {' '.join(EXTENSIONS)}.",
                 )
             yield path
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise DataError(
+        "unreadable-folder",
+        f"{error.filename}: {error.strerror}.",
+        why="Nothing is skipped silently.",
+        fix="Give yourself the permission to read it, or remove the link.",
+    ) from error
 
 
 def read_classes(folder: Path) -> tuple[str, ...] | None:
