@@ -34,10 +34,11 @@ class DataSettings:
     name: str | None = setting(None, "a folder, or a known name; the DATA of `sfumato train` comes first")
     image_size: int | None = setting(None, "images are resized to this many pixels per side", low=1)
     channels: int | None = setting(None, "1 grey, 3 colour; absent: as the data are", low=1, high=4)
+    fit: Literal["crop", "pad", "stretch"] = setting("crop", "how other shapes become square")
     patient_from: str | None = setting(None, "regular expression that finds the patient in a file name")
     mean: tuple[float, ...] | None = setting(None, "per-channel mean to subtract: a public constant")
     std: tuple[float, ...] | None = setting(None, "per-channel deviation to divide by: a public constant")
-    holdout: int = setting(0, "training units set aside and scored instead of the test set", low=0)
+    holdout: float = setting(0.0, "share of the training units set aside and scored instead", low=0, high=0.9)
     val_is_public: bool = setting(False, "the val/ images are public: they may steer the training")
 
 
@@ -55,7 +56,7 @@ class PrivacySettings:
 
     enabled: bool = setting(True, "false trains without any privacy, for baselines and public data")
     epsilon: float | None = setting(None, "the budget; the noise is calibrated to it")
-    delta: float | None = setting(None, "absent: the power of ten at or below 1/(10 num_examples)")
+    delta: float | None = setting(None, "absent: the largest power of ten below 1 / (number of units)")
     noise_multiplier: float | None = setting(None, "noise per unit of sensitivity, when fixed by hand")
     clip_norm: float = setting(1.0, "bound on the norm of one unit's gradient")
     unit: Literal["image", "patient"] = setting("image", "what one guarantee protects")
@@ -63,6 +64,9 @@ class PrivacySettings:
     accountant: Literal["pld", "rdp"] = setting("pld", "how epsilon is computed")
     neighbouring: Literal["add-or-remove", "replace-one"] = setting("add-or-remove", "what neighbours are")
     sampling: Literal["poisson", "full"] = setting("poisson", "full: every unit in every step")
+    mechanism: Literal["gaussian", "discrete-gaussian"] = setting("gaussian", "the kind of noise")
+    tuning_runs: float | None = setting(None, "mean number of runs of a counted search", low=1)
+    uncounted_search: bool = setting(False, "settings were chosen on these data and epsilon leaves it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from sfumato.data import ImageSet, augment, normalise
-from sfumato.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +44,7 @@ class Units:
     @classmethod
     def patients(cls, data: ImageSet, *, max_images: int) -> Units:
         """Every patient is a unit; at most ``max_images`` of their images count in a step."""
-        if data.patients is None:
-            raise DataError(
-                "no-patients",
-                f"{data.name} does not say which image is of which patient",
-                why="A guarantee for patients needs to know all images of each.",
-                fix="Add a patient column to manifest.csv, or give --patient-from REGEX.",
-            )
-        _, patient = torch.unique(data.patients, return_inverse=True)
+        patient = data.unit_index("patient")
         counts = torch.bincount(patient)
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
         rows = torch.argsort(patient, stable=True)
@@ -71,7 +63,7 @@ class Units:
     def pack(
         self, indices: Tensor, *, max_rows: int, views: int, generator: torch.Generator
     ) -> Iterator[list[Tensor]]:
-        """Images of the units in ``indices``, in groups of at most ``max_rows`` rows but at least one unit."""
+        """The units' images, in groups of at most ``max_rows`` rows but at least one unit."""
         group: list[Tensor] = []
         held = 0
         for unit in indices.tolist():
@@ -110,10 +102,9 @@ class Views:
             images = torch.cat(group)
             sizes = torch.tensor([len(chosen) for chosen in group])
             inputs = normalise(units.data.images[images].to(device), self.mean, self.std)
-            if self.count:
-                inputs = augment(
-                    inputs, views=self.count, padding=self.padding, flip=self.flip, generator=generator
-                )
+            inputs = augment(
+                inputs, views=self.count, padding=self.padding, flip=self.flip, generator=generator
+            )
             unit_index = torch.arange(len(group)).repeat_interleave(sizes * multiplicity)
             yield Microbatch(
                 inputs=inputs,

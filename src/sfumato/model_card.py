@@ -1,0 +1,126 @@
+"""The model card: README.md of a release, for the person who receives the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sfumato.evaluation import Scores
+from sfumato.recipe import Recipe
+
+if TYPE_CHECKING:
+    from sfumato.preparation import Prepared
+
+NO_PRIVACY = (
+    "NO PRIVACY. This model was trained by ordinary SGD without clipping or noise. It carries no guarantee "
+    "for anybody whose images it was trained on and may reveal them. Do not publish it unless all training "
+    "images are public."
+)
+
+
+def no_privacy_statement(prepared: Prepared) -> dict[str, Any]:
+    """privacy.json of a model that has no guarantee: the same keys, with nothing in them."""
+    absent = ("epsilon", "delta", "neighbouring", "accountant", "noise_multiplier", "clip_norm", "mu_gdp")
+    return {
+        **dict.fromkeys(absent),
+        "unit": prepared.recipe.privacy.unit,
+        "sampling_rate": prepared.sampler.sampling_rate,
+        "num_steps": prepared.num_steps,
+        "num_examples": len(prepared.units),
+        "releasable": False,
+        "statement": NO_PRIVACY,
+    }
+
+
+def headline(privacy: Mapping[str, Any]) -> str:
+    """The guarantee in one line, for terminals and titles."""
+    if privacy["epsilon"] is None:
+        return "NO PRIVACY: trained without any guarantee"
+    line = f"ε = {privacy['epsilon']:.4g}, δ = {privacy['delta']:g} for each {privacy['unit']}"
+    return line if privacy["releasable"] else f"{line}, NOT RELEASABLE (seeded randomness)"
+
+
+def model_card(
+    *, config: Mapping[str, Any], privacy: Mapping[str, Any], scores: Scores | None, recipe: Recipe
+) -> str:
+    """The card as Markdown."""
+    name = config["model"]["name"] or "own model"
+    sections = [
+        f"# {name} on {config['data']}\n\n**{headline(privacy)}**",
+        "## Privacy\n\n" + privacy["statement"].replace("\n", "\n\n"),
+        _figures(privacy),
+        _accuracy(scores),
+        _use(config),
+        _training(config, recipe),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _figures(privacy: Mapping[str, Any]) -> str:
+    if privacy["epsilon"] is None:
+        return ""
+    rows = [
+        ("ε", f"{privacy['epsilon']:.6g}"),
+        ("δ", f"{privacy['delta']:g}"),
+        ("what is protected", f"one {privacy['unit']}"),
+        ("neighbouring relation", privacy["neighbouring"]),
+        ("accountant", privacy["accountant"]),
+        ("μ (Gaussian DP)", "-" if privacy["mu_gdp"] is None else f"{privacy['mu_gdp']:.4g}"),
+        ("noise multiplier σ", f"{privacy['noise_multiplier']:.6g}"),
+        ("clip norm C", f"{privacy['clip_norm']:g}"),
+        ("sampling rate q", f"{privacy['sampling_rate']:.6g}"),
+        ("steps T", f"{privacy['num_steps']:,}"),
+        (f"{privacy['unit']}s N", f"{privacy['num_examples']:,}"),
+        ("may be released", "yes" if privacy["releasable"] else "**no**"),
+    ]
+    body = "\n".join(f"| {key} | {value} |" for key, value in rows)
+    command = (
+        f"sfumato budget --num-examples {privacy['num_examples']} --batch-size {privacy['batch_size']:g} "
+        f"--noise-multiplier {privacy['noise_multiplier']!r} --num-steps {privacy['num_steps']} "
+        f"--delta {privacy['delta']:g} --accountant {privacy['accountant']}"
+    )
+    return f"| | |\n|---|---|\n{body}\n\nTo compute ε again:\n\n```\n{command}\n```"
+
+
+def _accuracy(scores: Scores | None) -> str:
+    if scores is None:
+        return (
+            "## Accuracy\n\nNot stated: there was no public test set, and scores on private images would be "
+            "a release of their own."
+        )
+    lines = [f"{100 * scores.accuracy:.2f} % of {scores.num_examples:,} test images are classified correctly"]
+    lines.append(f"(balanced over classes: {100 * scores.balanced_accuracy:.2f} %).")
+    if scores.top5_accuracy is not None:
+        lines.append(f"Top-5: {100 * scores.top5_accuracy:.2f} %.")
+    if scores.auc is not None:
+        lines.append(f"Area under the ROC curve: {scores.auc:.4f}.")
+    lines.append("The guarantee covers the training images only, not the test images behind these figures.")
+    table = "\n".join(
+        f"| {name} | {'-' if share is None else f'{100 * share:.1f} %'} |"
+        for name, share in scores.per_class.items()
+    )
+    return f"## Accuracy\n\n{' '.join(lines)}\n\n| class | recall |\n|---|---|\n{table}"
+
+
+def _use(config: Mapping[str, Any]) -> str:
+    own = "" if config["model"]["name"] else ", model=my_model"
+    return (
+        "## Use\n\n```python\nimport sfumato\n\n"
+        f'classifier = sfumato.load("release"{own})\n'
+        'for prediction in classifier.predict(["image.png"]):\n'
+        "    print(prediction.label, prediction.probability)\n```\n\n"
+        "or `sfumato predict release image.png`."
+    )
+
+
+def _training(config: Mapping[str, Any], recipe: Recipe) -> str:
+    size, channels = config["image_size"], "grey" if config["channels"] == 1 else "colour"
+    training = recipe.training
+    rate = f"{training.optimizer}, learning rate {training.learning_rate:g} ({recipe.schedule.name})"
+    views = recipe.augmentation.views
+    return (
+        f"## Training\n\n{len(config['classes'])} classes; {channels} images of {size} x {size} pixels, "
+        f"normalised with the public constants in config.json. {rate}; "
+        f"{f'{views} views per image' if views else 'no augmentation'}; weight average with decay "
+        f"{training.ema_decay:g}. Weights are safetensors; nothing in this folder is executable."
+    )

@@ -1,0 +1,293 @@
+"""Everything that happens before any budget is spent: data, model, plan and the checks of all three.
+
+Nothing here writes a file, so that a refusal leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from sfumato.data import DataSplits, ImageSet, carve_validation, load_data, normalisation_for
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.memory import bytes_per_row, free_memory, rows_in_memory
+from sfumato.models import create_model
+from sfumato.privacy import Plan
+from sfumato.randomness import RandomSource, SecureSource, SeededSource
+from sfumato.recipe import DataSettings, ModelSettings, Recipe
+from sfumato.sampling import FullBatch, PoissonSampling
+from sfumato.units import Units, Views
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredSet:
+    """Images on which accuracy is measured; sensitive ones must not leave the state folder."""
+
+    split: Literal["test", "val"]
+    images: ImageSet
+    sensitive: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that passed every check and can begin."""
+
+    recipe: Recipe
+    splits: DataSplits
+    units: Units
+    model: nn.Module
+    plan: Plan | None  # None: training without privacy
+    sampler: PoissonSampling | FullBatch
+    batch_size: float  # expected units per step
+    views: Views
+    source: RandomSource
+    device: torch.device
+    max_rows: int
+
+    @property
+    def num_steps(self) -> int:
+        return self.sampler.num_steps
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return len(self.units) / self.batch_size
+
+    @property
+    def releasable(self) -> bool:
+        return self.plan is not None and self.source.releasable
+
+    @property
+    def monitored(self) -> ScoredSet | None:
+        """What is scored during training: images that may steer it, else the test images."""
+        val = self.splits.val
+        if val is not None and (self.recipe.data.val_is_public or self.recipe.data.holdout):
+            return ScoredSet(split="val", images=val, sensitive=not self.recipe.data.val_is_public)
+        return self.final
+
+    @property
+    def final(self) -> ScoredSet | None:
+        """What the finished model is scored on."""
+        public, held = self.recipe.data.val_is_public, self.recipe.data.holdout > 0
+        if self.splits.test is not None and not held:
+            return ScoredSet(split="test", images=self.splits.test, sensitive=False)
+        if self.splits.val is not None:
+            return ScoredSet(split="val", images=self.splits.val, sensitive=not public)
+        return None
+
+
+def prepare(
+    recipe: Recipe,
+    *,
+    data: DataSplits | None = None,
+    model: nn.Module | None = None,
+    force: bool = False,
+) -> Prepared:
+    """Load, build, plan and check; raises before any budget is spent.
+
+    ``data`` and ``model`` replace what the recipe names, for callers with their own. ``force`` accepts a
+    delta above 1 / (number of units), which the statement then says.
+    """
+    splits = data if data is not None else load_splits(recipe.data)
+    check_steering(recipe, splits)
+    units = group_units(recipe, splits.train)
+    source: RandomSource = (
+        SecureSource() if recipe.training.seed is None else SeededSource(recipe.training.seed)
+    )
+    plan = build_plan(recipe, num_units=len(units), force=force)
+    device = choose_device(recipe.performance.device)
+    network = model if model is not None else initial_model(recipe.model, splits.train, source)
+    network = network.to(device)
+    if plan is not None:
+        check_model(network, splits.train)
+    channels = splits.train.images.shape[1]
+    mean, std = normalisation_for(splits.train.name, channels)
+    views = Views(
+        mean=recipe.data.mean or mean,
+        std=recipe.data.std or std,
+        count=recipe.augmentation.views,
+        padding=recipe.augmentation.padding,
+        flip=recipe.augmentation.flip,
+    )
+    sampler = plan.sampler() if plan is not None else plain_sampler(recipe, len(units))
+    return Prepared(
+        recipe=recipe,
+        splits=splits,
+        units=units,
+        model=network,
+        plan=plan,
+        sampler=sampler,
+        batch_size=sampler.sampling_rate * len(units),
+        views=views,
+        source=source,
+        device=device,
+        max_rows=recipe.performance.microbatch_size or fitting_rows(network, splits.train, device),
+    )
+
+
+def load_splits(settings: DataSettings) -> DataSplits:
+    """The data that [data] describes, with its holdout carved."""
+    if settings.name is None:
+        raise ConfigError("no-data", "no data set is named", fix="Give DATA, or data.name in the recipe.")
+    splits = load_data(
+        settings.name,
+        image_size=settings.image_size,
+        channels=settings.channels,
+        patient_from=settings.patient_from,
+        fit=settings.fit,
+    )
+    if settings.holdout:
+        splits = carve_validation(
+            replace(splits, val=None), fraction=settings.holdout, public=settings.val_is_public
+        )
+    return splits
+
+
+def check_steering(recipe: Recipe, splits: DataSplits) -> None:
+    """Refuse decisions during training that would read private images without being accounted."""
+    wishes = []
+    if recipe.schedule.name == "plateau":
+        wishes.append('schedule.name = "plateau"')
+    if recipe.training.early_stopping:
+        wishes.append(f"training.early_stopping = {recipe.training.early_stopping}")
+    if not wishes or not recipe.privacy.enabled:
+        return
+    if splits.val is None or not recipe.data.val_is_public:
+        raise PrivacyError(
+            "private-validation",
+            f"{' and '.join(wishes)} would decide by scores on private images",
+            why="Each such decision tells something about these images that epsilon does not count.",
+            fix="Use a fixed schedule; or, if the val/ images are public, set data.val_is_public = true.",
+        )
+
+
+def group_units(recipe: Recipe, train: ImageSet) -> Units:
+    """The training images as units of the guarantee."""
+    if recipe.privacy.unit == "patient":
+        return Units.patients(train, max_images=recipe.privacy.max_images_per_patient)
+    return Units.images(train)
+
+
+def build_plan(recipe: Recipe, *, num_units: int, force: bool = False) -> Plan | None:
+    """The plan that the recipe's budget gives for so many units; None without privacy."""
+    settings = recipe.privacy
+    if not settings.enabled:
+        return None
+    if settings.epsilon is None and settings.noise_multiplier is None:
+        raise ConfigError(
+            "no-budget",
+            "neither epsilon nor noise_multiplier is given",
+            why="How much privacy to keep is your decision; there is no safe default.",
+            fix="Give --epsilon (8 is weak, 3 medium, 1 strong), or --no-privacy for data that need none.",
+        )
+    batch_size, num_steps = planned_size(recipe, num_units)
+    delta = settings.delta if settings.delta is not None else default_delta(num_units)
+    shared = {
+        "delta": delta,
+        "num_examples": num_units,
+        "clip_norm": settings.clip_norm,
+        "unit": settings.unit,
+        "accountant": settings.accountant,
+        "neighbouring": settings.neighbouring,
+        "sampling": settings.sampling,
+        "mechanism": settings.mechanism,
+        "tuning_runs": settings.tuning_runs,
+        "uncounted_search": settings.uncounted_search,
+        "max_images_per_unit": settings.max_images_per_patient if settings.unit == "patient" else None,
+        "allow_large_delta": force,
+    }
+    if settings.epsilon is not None:
+        return Plan.calibrate(
+            epsilon=settings.epsilon,
+            batch_size=batch_size,
+            num_steps=num_steps,
+            noise_multiplier=settings.noise_multiplier,
+            **shared,
+        )
+    if batch_size is None or num_steps is None:
+        raise ConfigError(
+            "no-steps",
+            "the recipe does not say how long to train",
+            fix="Give training.num_steps or num_epochs.",
+        )
+    return Plan(
+        batch_size=batch_size, num_steps=num_steps, noise_multiplier=settings.noise_multiplier, **shared
+    )
+
+
+def planned_size(recipe: Recipe, num_units: int) -> tuple[float | None, int | None]:
+    """Expected batch size and number of steps; None for the one that the budget has to determine."""
+    training, privacy = recipe.training, recipe.privacy
+    batch_size: float | None = training.batch_size
+    if privacy.enabled and privacy.sampling == "full":
+        batch_size = num_units if batch_size is None else batch_size
+    solve_batch = None not in (privacy.epsilon, privacy.noise_multiplier, training.num_steps)
+    if batch_size is None and not (privacy.enabled and solve_batch):
+        batch_size = max(1, math.ceil(num_units / 8))
+    num_steps = training.num_steps
+    if training.num_epochs is not None and batch_size is not None:
+        num_steps = max(1, round(training.num_epochs * num_units / batch_size))
+    return batch_size, num_steps
+
+
+def plain_sampler(recipe: Recipe, num_units: int) -> PoissonSampling:
+    """Batches for training without privacy."""
+    batch_size, num_steps = planned_size(recipe, num_units)
+    if num_steps is None:
+        raise ConfigError(
+            "no-steps",
+            "the recipe does not say how long to train",
+            fix="Give training.num_steps or num_epochs.",
+        )
+    return PoissonSampling(sampling_rate=min(1.0, batch_size / num_units), num_steps=num_steps)
+
+
+def default_delta(num_units: int) -> float:
+    """The largest power of ten below 1 / num_units."""
+    return 10.0 ** (math.ceil(-math.log10(num_units)) - 1)
+
+
+def initial_model(settings: ModelSettings, train: ImageSet, source: RandomSource) -> nn.Module:
+    """A model of the zoo with fresh weights drawn from ``source``; the global generator is left as it was."""
+    seed = source.torch_generator(purpose="init", step=0).initial_seed()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return create_model(
+            settings.name,
+            num_classes=len(train.classes),
+            in_channels=train.images.shape[1],
+            **settings.options,
+        )
+
+
+def check_model(model: nn.Module, train: ImageSet) -> None:
+    """Refuse a model whose gradients the engine cannot bound. Probed with noise, not with private images."""
+    from sfumato.doctor import check_model as check
+
+    device = next(model.parameters()).device
+    check(model, torch.randn(4, *train.images.shape[1:], device=device))
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is the accelerator if there is one."""
+    if name == "auto":
+        return torch.accelerator.current_accelerator() or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            "no-device", f"device {name!r} cannot be used: {reason}", fix="Use auto or cpu."
+        ) from error
+    return device
+
+
+def fitting_rows(model: nn.Module, train: ImageSet, device: torch.device) -> int:
+    """Rows of a microbatch, from the memory that is free now."""
+    example = torch.zeros(1, *train.images.shape[1:], device=device)
+    row = bytes_per_row(model, example)
+    return rows_in_memory(row, free_memory(device), on_accelerator=device.type != "cpu")

@@ -1,0 +1,375 @@
+"""One run from recipe to release: prepare, fit, evaluate, release, report; resumable at every step.
+
+Nothing is written before every check has passed. Public records (step, epsilon, rate, speed, test scores) go
+to ``metrics.jsonl``; what is computed from private images goes to ``state/sensitive.jsonl`` and stays there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from sfumato.averaging import WeightAverage
+from sfumato.data import DataSplits
+from sfumato.errors import RunError
+from sfumato.evaluation import Scores, evaluate
+from sfumato.interruption import Interruption, deferred_interrupts
+from sfumato.model_card import model_card, no_privacy_statement
+from sfumato.optimisation import Schedule, build_optimizer
+from sfumato.preparation import Prepared, ScoredSet, prepare
+from sfumato.recipe import Recipe, recipe_to_toml
+from sfumato.release import write_release
+from sfumato.report import write_report
+from sfumato.run_folder import RunFolder, describe_environment
+from sfumato.state import LineLog, RunState, load_state, save_state, write_json
+from sfumato.training import StepRecord, fit, fit_without_privacy
+
+
+class Observer(Protocol):
+    """Whoever watches a run: a progress line, a test."""
+
+    def started(self, prepared: Prepared, start_step: int) -> None:
+        """All checks passed; steps begin."""
+
+    def stepped(self, record: StepRecord, epsilon: float | None) -> None:
+        """A step is done."""
+
+    def scored(self, step: int, scored: ScoredSet, scores: Scores) -> None:
+        """An evaluation is done."""
+
+    def noted(self, text: str) -> None:
+        """Something worth a sentence happened."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """A finished run."""
+
+    folder: Path
+    num_steps: int
+    privacy: dict[str, Any]
+    scores: Scores | None
+    scored_split: str | None
+    seconds: float
+
+
+def train(
+    recipe: Recipe,
+    *,
+    out: str | Path,
+    resume: bool = False,
+    force: bool = False,
+    data: DataSplits | None = None,
+    model: nn.Module | None = None,
+    observer: Observer | None = None,
+) -> RunResult:
+    """Train as the recipe says and leave a finished run in ``out``.
+
+    Guarantee: the released model is what ``release/privacy.json`` states, or there is no release. With
+    ``resume`` an interrupted run goes on under its own recipe and plan; a changed one is refused.
+    """
+    folder = RunFolder(Path(out))
+    folder.check_usable(recipe, resume=resume)
+    prepared = prepare(recipe, data=data, model=model, force=force)
+    with folder.opened(recipe_to_toml(recipe)), deferred_interrupts() as interruption:
+        run = Run.begin(prepared, folder, observer=observer)
+        run.fit(interruption)
+        return run.finish(in_zoo=model is None)
+
+
+@dataclass
+class Run:
+    """A run in progress: what ``state/`` holds, in memory."""
+
+    prepared: Prepared
+    folder: RunFolder
+    average: WeightAverage
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    observer: Observer | None
+    metrics: LineLog
+    sensitive: LineLog
+    max_rows: int
+    step: int = 0
+    seconds: float = 0.0
+    best_loss: float = math.inf
+    evaluations_since_best: int = 0
+    stopped_early: bool = False
+    last_scores: Scores | None = None
+    last_save: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def begin(cls, prepared: Prepared, folder: RunFolder, *, observer: Observer | None) -> Run:
+        """A new run, or the continuation of the one that ``folder`` holds."""
+        training = prepared.recipe.training
+        optimizer = build_optimizer(
+            training.optimizer,
+            prepared.model,
+            learning_rate=training.learning_rate,
+            options=dict(training.optimizer_options),
+        )
+        schedule = Schedule(
+            settings=prepared.recipe.schedule,
+            learning_rate=training.learning_rate,
+            num_steps=prepared.num_steps,
+            steps_per_epoch=prepared.steps_per_epoch,
+        )
+        run = cls(
+            prepared=prepared,
+            folder=folder,
+            average=WeightAverage.start(prepared.model, decay=training.ema_decay),
+            optimizer=optimizer,
+            schedule=schedule,
+            observer=observer,
+            metrics=LineLog(folder.metrics),
+            sensitive=LineLog(folder.sensitive),
+            max_rows=prepared.max_rows,
+        )
+        if folder.has_state:
+            run.restore()
+        else:
+            run.commit()
+        return run
+
+    def fit(self, interruption: Interruption) -> None:
+        """Take the remaining steps."""
+        if self.observer is not None:
+            self.observer.started(self.prepared, self.step)
+        if self.stopped_early:
+            return
+        began, before = time.monotonic(), self.seconds
+        for record in self._steps():
+            self.step = record.step
+            self.seconds = before + time.monotonic() - began
+            self._record(record)
+            overdue = time.monotonic() - self.last_save >= self.prepared.recipe.performance.save_every_seconds
+            if overdue or interruption.requested or self.stopped_early:
+                self.commit()
+            interruption.raise_if_requested()
+            if self.stopped_early:
+                break
+        self.commit()
+
+    def finish(self, *, in_zoo: bool) -> RunResult:
+        """Score the averaged weights, then write the release and the report."""
+        prepared = self.prepared
+        released = self.average.averaged(prepared.model)
+        scored, scores = prepared.final, None
+        if scored is not None:
+            scores = self.last_scores if scored == prepared.monitored else None
+            scores = scores or self._evaluate(released, scored)
+            write_json(
+                self.folder.scores(sensitive=scored.sensitive), {"split": scored.split, **scores.as_dict()}
+            )
+        privacy = self._privacy()
+        config = self._config(in_zoo=in_zoo)
+        public = scores if scored is not None and not scored.sensitive else None
+        card = model_card(config=config, privacy=privacy, scores=public, recipe=prepared.recipe)
+        environment = {**describe_environment(), "seconds": self.seconds, "max_rows": self.max_rows}
+        write_json(self.folder.environment, environment)
+        write_release(self.folder.release, model=released, config=config, privacy=privacy, card=card)
+        write_report([self.folder.path], self.folder.report)
+        return RunResult(
+            folder=self.folder.path,
+            num_steps=self.step,
+            privacy=privacy,
+            scores=scores,
+            scored_split=None if scored is None else scored.split,
+            seconds=self.seconds,
+        )
+
+    def commit(self) -> None:
+        """Save where the run stands: the logs first, then the state that makes their new lines valid."""
+        self._check_finite()
+        values = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "max_rows": self.max_rows,
+            "schedule": {
+                "scale": self.schedule.scale,
+                "best": _finite(self.schedule.best),
+                "best_step": self.schedule.best_step,
+            },
+            "best_loss": _finite(self.best_loss),
+            "evaluations_since_best": self.evaluations_since_best,
+            "stopped_early": self.stopped_early,
+            "metrics_length": self.metrics.write(),
+            "sensitive_length": self.sensitive.write(),
+            **self._identity(),
+        }
+        state = RunState.capture(self.prepared.model, self.average, self.optimizer, values)
+        save_state(state, self.folder.state)
+        self.last_save = time.monotonic()
+
+    def restore(self) -> None:
+        """Go back to the saved state; refuse if data or plan are not those it was made with."""
+        state = load_state(self.folder.state)
+        saved = state.values
+        identity = self._identity()
+        if saved["fingerprint"] != identity["fingerprint"]:
+            raise RunError(
+                "changed-data",
+                f"{self.folder.path}: the training images are not those the run was started with",
+                why="Steps already taken were accounted for the other images.",
+                fix="Restore the images, or start a new run with another --out.",
+            )
+        if saved["plan"] != identity["plan"]:
+            raise RunError(
+                "changed-plan",
+                f"{self.folder.path}: the plan was {saved['plan']}, now {identity['plan']}",
+                why="Resuming may not change what was planned; another version of the accountant might.",
+                fix="Resume with the version that started the run, or start a new one with another --out.",
+            )
+        state.restore(self.prepared.model, self.average, self.optimizer)
+        self.step, self.seconds = saved["step"], saved["seconds"]
+        self.stopped_early = saved["stopped_early"]
+        self.best_loss = math.inf if saved["best_loss"] is None else saved["best_loss"]
+        self.evaluations_since_best = saved["evaluations_since_best"]
+        self.schedule.scale = saved["schedule"]["scale"]
+        self.schedule.best_step = saved["schedule"]["best_step"]
+        self.schedule.best = math.inf if saved["schedule"]["best"] is None else saved["schedule"]["best"]
+        if self.prepared.recipe.performance.microbatch_size is None:
+            self.max_rows = saved["max_rows"]  # another free memory must not change a seeded run's rounding
+        self.metrics.cut_back(saved["metrics_length"])
+        self.sensitive.cut_back(saved["sensitive_length"])
+
+    def _steps(self) -> Iterator[StepRecord]:
+        prepared = self.prepared
+        if prepared.plan is None:
+            return fit_without_privacy(
+                prepared.model,
+                prepared.units,
+                prepared.sampler,
+                views=prepared.views,
+                optimizer=self.optimizer,
+                learning_rate=self.schedule,
+                average=self.average,
+                source=prepared.source,
+                max_rows=self.max_rows,
+                start_step=self.step,
+            )
+        return fit(
+            prepared.model,
+            prepared.units,
+            prepared.plan,
+            views=prepared.views,
+            optimizer=self.optimizer,
+            learning_rate=self.schedule,
+            average=self.average,
+            source=prepared.source,
+            spend=self.spend,
+            max_rows=self.max_rows,
+            normalised_update=prepared.recipe.training.normalised_update,
+            start_step=self.step,
+        )
+
+    def spend(self, num_steps: int) -> None:
+        """Record that ``num_steps`` steps have been spent, durably."""
+
+    def _record(self, record: StepRecord) -> None:
+        """Score if it is time, then keep the step's line for the next commit."""
+        plan = self.prepared.plan
+        epsilon = plan.epsilon_after(record.step) if plan is not None else None
+        public = {
+            "step": record.step,
+            "epsilon": epsilon,
+            "learning_rate": record.learning_rate,
+            # by the expected size: the true one is private
+            "units_per_second": round(self.prepared.batch_size / max(record.seconds, 1e-9), 2),
+        }
+        private = {
+            "step": record.step,
+            "loss": _finite(record.loss),
+            "median_norm": _finite(record.median_norm),
+            "clipped_share": record.clipped_share,
+        }
+        if self.observer is not None:
+            self.observer.stepped(record, epsilon)
+        monitored = self.prepared.monitored
+        last = record.step == self.prepared.num_steps
+        if monitored is not None and (last or record.step % self._evaluate_every() == 0):
+            scores = self._evaluate(self.average.averaged(self.prepared.model), monitored)
+            self.last_scores = scores
+            target = private if monitored.sensitive else public
+            target |= {f"{monitored.split}_accuracy": scores.accuracy}
+            target |= {f"{monitored.split}_loss": _finite(scores.loss)}
+            self._steer(scores)
+        self.metrics.add(public)
+        self.sensitive.add(private)
+
+    def _steer(self, scores: Scores) -> None:
+        """Plateau and early stopping; ``prepare`` has refused both unless the images are public."""
+        self.schedule.observe(self.step, scores.loss)
+        patience = self.prepared.recipe.training.early_stopping
+        if scores.loss < self.best_loss:
+            self.best_loss, self.evaluations_since_best = scores.loss, 0
+        else:
+            self.evaluations_since_best += 1
+        self.stopped_early = 0 < patience <= self.evaluations_since_best
+
+    def _evaluate(self, model: nn.Module, scored: ScoredSet) -> Scores:
+        views = self.prepared.views
+        scores = evaluate(model, scored.images, mean=views.mean, std=views.std)
+        if self.observer is not None:
+            self.observer.scored(self.step, scored, scores)
+        return scores
+
+    def _evaluate_every(self) -> int:
+        if self.prepared.recipe.training.evaluate_every:
+            return self.prepared.recipe.training.evaluate_every
+        if self.prepared.recipe.schedule.name == "plateau":
+            return max(1, round(self.prepared.steps_per_epoch))
+        return max(1, math.ceil(self.prepared.num_steps / 10))
+
+    def _identity(self) -> dict[str, Any]:
+        """What may not change between start and resume, beside the recipe."""
+        plan = self.prepared.plan
+        return {
+            "fingerprint": self.prepared.units.data.fingerprint,
+            "plan": None if plan is None else plan.as_dict(),
+        }
+
+    def _privacy(self) -> dict[str, Any]:
+        """privacy.json: the guarantee of the steps that were taken."""
+        plan = self.prepared.plan
+        if plan is None:
+            return no_privacy_statement(self.prepared)
+        done = replace(plan, num_steps=self.step)  # fewer than planned after early stopping
+        return done.statement(releasable=self.prepared.source.releasable).as_dict()
+
+    def _config(self, *, in_zoo: bool) -> dict[str, Any]:
+        """config.json: how to rebuild and feed the model."""
+        prepared = self.prepared
+        settings, train_set = prepared.recipe.model, prepared.splits.train
+        return {
+            "model": {"name": settings.name if in_zoo else None, "options": dict(settings.options)},
+            "classes": list(train_set.classes),
+            "image_size": train_set.images.shape[-1],
+            "channels": train_set.images.shape[1],
+            "mean": list(prepared.views.mean),
+            "std": list(prepared.views.std),
+            "fit": prepared.recipe.data.fit,
+            "data": train_set.name,
+        }
+
+    def _check_finite(self) -> None:
+        bad = [name for name, value in self.prepared.model.named_parameters() if not value.isfinite().all()]
+        if bad:
+            raise RunError(
+                "diverged",
+                f"after step {self.step} the weights are no longer finite (first: {bad[0]})",
+                why="The learning rate is too large for this model and noise.",
+                fix="Start anew with a smaller training.learning_rate. What was spent stays spent.",
+            )
+
+
+def _finite(value: float | None) -> float | None:
+    """``value`` if JSON can hold it."""
+    return value if value is not None and math.isfinite(value) else None
