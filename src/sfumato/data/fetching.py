@@ -107,6 +107,7 @@ def import_archive(archive: Path, *, to: Path | None = None) -> Imported:
         except DataError as error:  # its folder is about to vanish: say where in the archive instead
             error.what = error.what.replace(str(inner), str(archive))
             raise
+        inner.chmod(0o700)  # what is imported is probably private
         _put(inner, target, replace=False)
         return Imported(target, None, num_images, classes)
 
