@@ -1,0 +1,167 @@
+"""Checks on the images: what they share, and what about them would be published beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sfumato.data import DataSplits, ImageSet, normalisation_for
+from sfumato.data.overlap import duplicate_images, shared_images, shared_patients
+from sfumato.doctor.findings import Finding
+
+
+def examine_data(
+    splits: DataSplits,
+    *,
+    unit: str = "image",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    holdout: float = 0.0,
+) -> list[Finding]:
+    """Everything about the data that voids or weakens the guarantee, or that the release will make public."""
+    return [
+        *_normalisation(splits.train, mean, std),
+        *_classes(splits.train, unit),
+        *_duplicates(splits, unit),
+        *_people(splits, unit),
+        *_validation(splits, holdout),
+    ]
+
+
+def _normalisation(
+    train: ImageSet, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> list[Finding]:
+    """Constants that are the private images' own statistics."""
+    public_mean, public_std = normalisation_for(train.name, train.images.shape[1])
+    given_mean, given_std = tuple(mean or public_mean), tuple(std or public_std)
+    if given_mean == tuple(public_mean) and given_std == tuple(public_std):
+        return []
+    pixels = train.images[:20_000].float() / 255
+    own_mean, own_std = pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3))
+    close = [
+        torch.allclose(torch.tensor(given), own, atol=0.003)
+        for given, own in ((given_mean, own_mean), (given_std, own_std))
+        if len(given) == len(own)
+    ]
+    if not any(close):
+        return []
+    return [
+        Finding(
+            severity="void",
+            code="private-normalisation",
+            what="the normalisation constants are the training images' own mean or deviation.",
+            cure="Use published constants, or 0.5 and 0.25; or release the mean with noise and count it.",
+        )
+    ]
+
+
+def _classes(train: ImageSet, unit: str) -> list[Finding]:
+    findings = [
+        Finding(
+            severity="note",
+            code="public-class-names",
+            what=f"the {len(train.classes)} class names are published with it: {_some(train.classes)}.",
+            cure="They must be known beforehand, not learnt from the private images.",
+        )
+    ]
+    units = (
+        train.unit_index(unit) if unit == "image" or train.patients is not None else torch.arange(len(train))
+    )
+    for number, name in enumerate(train.classes):
+        owners = units[train.labels == number].unique().numel()
+        if owners == 1:
+            findings.append(
+                Finding(
+                    severity="void",
+                    code="class-of-one",
+                    what=f"class {name!r} exists only because of a single {unit}.",
+                    cure="Take the list of classes from a public source, or merge the class into another.",
+                )
+            )
+    return findings
+
+
+def _duplicates(splits: DataSplits, unit: str) -> list[Finding]:
+    findings = []
+    train = splits.train
+    repeated = duplicate_images(train)
+    if len(repeated) and unit == "image":
+        copies = int(torch.unique(train.content_ids, return_counts=True)[1].max())
+        findings.append(
+            Finding(
+                severity="weak",
+                code="duplicate-images",
+                what=f"{len(repeated)} training images are copies of others; one occurs {copies} times.",
+                cure=f"Remove copies; until then such an image is protected as a group of {copies}.",
+            )
+        )
+    for name, other in (("val", splits.val), ("test", splits.test)):
+        if other is not None and len(shared := shared_images(other, train)):
+            findings.append(
+                Finding(
+                    severity="weak",
+                    code="shared-images",
+                    what=f"{len(shared)} {name} images are also training images.",
+                    cure="Remove them from one side: their score overstates the accuracy and tells of members.",
+                )
+            )
+    return findings
+
+
+def _people(splits: DataSplits, unit: str) -> list[Finding]:
+    train, findings = splits.train, []
+    if train.patients is None:
+        return []
+    order = torch.argsort(train.content_ids, stable=True)
+    ids, patients = train.content_ids[order], train.patients[order]
+    across = int(((ids[1:] == ids[:-1]) & (patients[1:] != patients[:-1])).sum())
+    if across:
+        findings.append(
+            Finding(
+                severity="weak",
+                code="images-of-two-patients",
+                what=f"{across} images occur under two patients.",
+                cure="Mend the patient column: one person under two names is protected as two units.",
+            )
+        )
+    shared = shared_patients(splits)
+    if shared:
+        findings.append(
+            Finding(
+                severity="weak",
+                code="shared-patients",
+                what=f"{len(shared)} patients have images both in training and in validation or test.",
+                cure="Split by patient: the accuracy is overstated otherwise.",
+            )
+        )
+    if unit == "image":
+        largest = int(torch.unique(train.patients, return_counts=True)[1].max())
+        findings.append(
+            Finding(
+                severity="weak",
+                code="images-not-patients",
+                what=f"patients are known, but the unit is the image; one patient has {largest} images.",
+                cure="Use --unit patient, so that the guarantee is about people.",
+            )
+        )
+    return findings
+
+
+def _validation(splits: DataSplits, holdout: float) -> list[Finding]:
+    if splits.val is None or splits.val_is_public:
+        return []
+    carved = "carved from the private images" if holdout else "not declared public"
+    return [
+        Finding(
+            severity="weak",
+            code="private-validation-set",
+            what=f"the {len(splits.val)} validation images are {carved}.",
+            cure="Do not choose settings by their scores, or count the search; keep the scores local.",
+        )
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:6])
+    return shown if len(names) <= 6 else f"{shown}, …"
