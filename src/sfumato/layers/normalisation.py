@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.errors import ConfigError, did_you_mean
+from sfumato.gradients.normalisation import batch_norm_rule
 
 Norm = Literal["group", "layer", "instance", "batch", "none"]
 
@@ -60,6 +61,8 @@ class FrozenBatchNorm(nn.Module):
     For nets that come with public weights: in eval mode ``nn.BatchNorm2d`` computes the same, but one
     call of ``model.train()`` would make it mix examples again.
     """
+
+    gradient_rule = staticmethod(batch_norm_rule)
 
     def __init__(self, channels: int, *, eps: float = 1e-5) -> None:
         super().__init__()

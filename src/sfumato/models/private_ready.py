@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 
 from sfumato.errors import ModelError
 from sfumato.layers import FrozenBatchNorm, suitable_groups
@@ -36,6 +37,12 @@ def make_private_ready(
     - Instance norm stops recording statistics. In-place activations become ordinary ones.
     """
     check_option("batch_norm", batch_norm, BatchNormTo)
+    if any(is_lazy(tensor) for tensor in [*model.parameters(), *model.buffers()]):
+        raise ModelError(
+            "lazy-model",
+            f"{type(model).__name__} has layers that do not know their number of channels yet.",
+            fix="Run it once on an image first: model(torch.zeros(1, 3, 32, 32)).",
+        )
     ready = copy.deepcopy(model)
     changes: list[Change] = []
     done: dict[nn.Module, nn.Module] = {}  # a layer used in two places stays one layer
@@ -43,7 +50,9 @@ def make_private_ready(
     def visit(name: str, module: nn.Module) -> nn.Module:
         if module in done:
             return done[module]
-        for child_name, child in list(module.named_children()):
+        for child_name, child in list(module._modules.items()):  # named_children skips a second use
+            if child is None:
+                continue
             replacement = visit(f"{name}.{child_name}" if name else child_name, child)
             if replacement is not child:
                 setattr(module, child_name, replacement)
@@ -115,12 +124,12 @@ def _refuse_unknown(name: str, module: nn.Module) -> None:
     """Refuse a batch norm that does more than normalise, in a way that cannot be seen from outside."""
     plain = isinstance(module, _PLAIN)
     own_forward = type(module).forward not in {base.forward for base in _PLAIN}
-    if not plain or module.num_features < 1 or (own_forward and not list(module.children())):
+    if not plain or (own_forward and not list(module.children())):
         raise ModelError(
             "unknown-batch-norm",
             f"{name} is a {type(module).__name__}, a batch norm of a kind that cannot be replaced safely.",
-            why="It has a forward of its own, or does not know its number of channels yet.",
-            fix="Replace it yourself, for instance by torch.nn.GroupNorm, or run a lazy model once first.",
+            why="It has a forward of its own, which may do more than normalise.",
+            fix="Replace it yourself, for instance by torch.nn.GroupNorm.",
         )
 
 

@@ -1,0 +1,66 @@
+"""Names of the zoo: listing, suggestions, options."""
+
+from __future__ import annotations
+
+import pytest
+
+from sfumato.errors import ConfigError
+from sfumato.models import VARIANTS, create_model, find_variant, list_models
+from sfumato.models.sizes import SIZES
+
+
+def test_wildcards_choose_among_all_names() -> None:
+    assert list_models("wrn_*") == ["wrn_16_4", "wrn_28_10", "wrn_40_4"]
+    assert list_models() == sorted(VARIANTS)
+    assert list_models("nothing*") == []
+    assert set(list_models("scale_*")) == {name for name in VARIANTS if name.startswith("scale_")}
+
+
+def test_all_models_of_the_papers_are_there() -> None:
+    wanted = (
+        "resnet9 smoothnet resnet18 resnet34 resnet50 densenet121 efficientnet_b0 efficientnet_lite0 lenet"
+    )
+    wanted += " nf_resnet50 nf_resnet101 nf_resnet152 nf_resnet200 nfnet_f0 nfnet_f1 nfnet_f2 nfnet_f3"
+    wanted += " scale_resnet9 scale_wrn_16_4 scale_resnet50 scale_nf_resnet50"
+    assert set(wanted.split()) <= set(list_models())
+    assert set(SIZES) == set(list_models())
+
+
+def test_every_variant_says_where_it_comes_from_and_what_it_is() -> None:
+    for name, variant in VARIANTS.items():
+        assert variant.summary, name
+        assert variant.papers or name == "efficientnet_lite0"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("wrn16_4", "wrn_16_4"), ("scale_resnet_9", "scale_resnet9"), ("lenet5", "lenet")]
+)
+def test_an_unknown_name_suggests_the_nearest(wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown-model.*Did you mean {right}\?"):
+        create_model(wrong, num_classes=10)
+
+
+def test_a_typo_in_an_option_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"unknown-model-option.*Did you mean groups\?"):
+        create_model("resnet9", num_classes=10, group=16)
+    with pytest.raises(ConfigError, match=r"bad-model-option.*Did you mean norm-act\?"):
+        create_model("resnet9", num_classes=10, order="norm_act")
+
+
+@pytest.mark.parametrize("sizes", [{"num_classes": 0}, {"num_classes": 2, "in_channels": 0}])
+def test_a_model_without_classes_or_channels_is_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="bad-model-size"):
+        create_model("lenet", **sizes)
+
+
+def test_wide_resnets_of_any_size_have_a_name() -> None:
+    assert find_variant("wrn_22_2").settings == {"depth": 22, "width": 2}
+    assert find_variant("scale_wrn_10_1").settings == {"depth": 10, "width": 1, "scale_norm": True}
+    with pytest.raises(ConfigError, match="bad-wrn-size"):
+        create_model("wrn_17_4", num_classes=10)
+
+
+def test_options_show_what_the_name_stands_for() -> None:
+    options = find_variant("scale_wrn_28_10").options()
+    assert (options["depth"], options["width"], options["scale_norm"]) == (28, 10, True)
+    assert find_variant("wrn_28_10").options()["scale_norm"] is False
