@@ -42,8 +42,8 @@ def features_of(
 ) -> Tensor:
     """Features (N, d) float32 of uint8 images, memory-mapped from the cache; computed if they are not there.
 
-    ``described`` names the module and its preprocessing in JSON values. The entry's name is a checksum of it, of
-    the module's weights and of the images in their order, so a change of any of them is another entry.
+    ``described`` names the module and its preprocessing in JSON values. The entry's name is a checksum of it,
+    of the module's weights and of the images in their order, so a change of any of them is another entry.
     """
     entry = (folder or cache_home()) / f"{checksum(module, images, described)}.npy"
     if not entry.is_file():
@@ -111,7 +111,8 @@ def _write(entry: Path, features: np.ndarray) -> None:
     try:
         with workspace(entry.parent) as work:
             unfinished = work / entry.name
-            with unfinished.open("wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            private = os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o600)
+            with os.fdopen(private, "wb") as file:
                 np.save(file, features, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())

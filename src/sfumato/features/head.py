@@ -1,8 +1,8 @@
 """A linear head on fixed features: softmax regression with clipping in closed form.
 
-The gradient of one row is the outer product of p - y and (x, 1), so its norm is ‖p - y‖ · sqrt(‖x‖² + 1), and the
-clipped sum is one matrix product. One pass over the rows per step, in pieces that stay in the cache, whatever the
-batch: from a Poisson sample to the whole set.
+The gradient of one row is the outer product of p - y and (x, 1), so its norm is ‖p - y‖ · sqrt(‖x‖² + 1), and
+the clipped sum is one matrix product. One pass over the rows per step, in pieces that stay in the cache,
+whatever the batch: from a Poisson sample to the whole set.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def private_mean(
 ) -> Tensor:
     """The mean over units of their mean row, released with Gaussian noise.
 
-    Guarantee: rows are scaled down to norm 1 where they exceed it and non-finite rows count as zero, so that one
-    unit moves the sum by at most 1; the noise has stddev ``noise_multiplier``. Account it as one Gaussian event.
-    The divisor is the number of units, a public value.
+    Guarantee: rows are scaled down to norm 1 where they exceed it and non-finite rows count as zero, so that
+    one unit moves the sum by at most 1; the noise has stddev ``noise_multiplier``. Account it as one Gaussian
+    event. The divisor is the number of units, a public value.
     """
     size = piece_rows(features.shape[1])
     num_units = len(features) if unit_index is None else int(unit_index.max()) + 1
@@ -63,8 +63,8 @@ def private_mean(
 class HeadSum:
     """Clipped gradient sums of a softmax regression over fixed rows; what does not change is computed once.
 
-    ``unit_index`` groups rows into units: a unit's gradient is the mean over its rows, clipped once. The exact
-    norm of that mean needs the products of the unit's rows with each other, which are kept.
+    ``unit_index`` groups rows into units: a unit's gradient is the mean over its rows, clipped once. The
+    exact norm of that mean needs the products of the unit's rows with each other, which are kept.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class HeadSum:
     def __call__(
         self, weight: Tensor, bias: Tensor, *, clip_norm: float, indices: Tensor | None = None
     ) -> ClippedSum:
-        """The sum over all units, or over the units in ``indices`` (ascending), each clipped to ``clip_norm``.
+        """The sum over all units, or over the units in ``indices``, each clipped to ``clip_norm``.
 
-        Guarantee: each unit's factor times its norm is at most ``clip_norm``; norms in float64, factors rounded
-        down; a unit whose gradient is not finite counts as zero.
+        Guarantee: each unit's factor times its norm is at most ``clip_norm``; norms in float64, factors
+        rounded down; a unit whose gradient is not finite counts as zero.
         """
         if self.unit_index is not None:
             return self._over_units(weight, bias, clip_norm=clip_norm, indices=indices)

@@ -40,7 +40,7 @@ class SoftPooling(nn.Module):
 
 
 class SecondLayer(nn.Module):
-    """Patches of first-layer responses: pooled 3 x 3 by 2, reduced to ``reduced`` channels, then a PatchLayer."""
+    """Patches of first-layer responses, pooled 3 x 3 by 2 and reduced to ``reduced`` channels."""
 
     def __init__(
         self, in_channels: int, *, first_patches: int, num_patches: int, stride: int, reduced: int

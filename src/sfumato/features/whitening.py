@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 class Whitening(nn.Module):
-    """Standardise, rotate and scale by the covariance it was fitted on, keep the leading directions, unit norm."""
+    """Standardise, rotate and scale by the fitted covariance, keep the leading directions, unit norm."""
 
     def __init__(self, num_features: int, num_directions: int) -> None:
         super().__init__()

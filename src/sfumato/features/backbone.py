@@ -1,0 +1,97 @@
+"""Frozen features of a public backbone: the image resized as it expects, averaged with its mirror image.
+
+Nothing of the private data enters the backbone, so its features of one image depend on that image alone.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sfumato.errors import ModelError
+from sfumato.layers import FrozenBatchNorm
+from sfumato.models import create_model
+
+_ROWS_AT_ONCE = 8
+
+
+class BackboneFeatures(nn.Module):
+    """Images (B, C, H, W) from 0 to 1 → rows of unit norm: the backbone's pooled features.
+
+    ``network`` is any module with ``features(images) -> (B, d)``, on images minus ``mean`` over ``std``.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        input_size: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        mirror: bool = True,
+        low_precision: bool = False,
+    ) -> None:
+        super().__init__()
+        if not hasattr(network, "features"):
+            raise ModelError(
+                "no-features",
+                f"{type(network).__name__} has no method `features(images)`.",
+                why="Frozen features are what the network computes before its last layer.",
+                fix="Give it one that returns (batch, features), or take a model of the zoo.",
+            )
+        self.network = network.eval().requires_grad_(False)
+        self.input_size, self.mirror, self.low_precision = input_size, mirror, low_precision
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([self._rows(piece) for piece in images.split(_ROWS_AT_ONCE)])
+
+    def _rows(self, images: Tensor) -> Tensor:
+        size = (self.input_size, self.input_size)
+        resized = F.interpolate(images, size=size, mode="bicubic", align_corners=False, antialias=True)
+        resized = resized.clamp(0, 1).expand(-1, self.mean.shape[1], -1, -1)  # grey images as colour ones
+        inputs = ((resized - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.low_precision):
+            rows = self.network.features(inputs).float()
+            if self.mirror:
+                rows = rows + self.network.features(inputs.flip(-1)).float()
+        return F.normalize(rows, dim=1)
+
+
+def pretrained_features(
+    *, input_size: int = 224, mirror: bool = True, low_precision: bool = False
+) -> BackboneFeatures:
+    """EfficientNet-Lite0 with its public ImageNet weights, batch norms folded into the convolutions."""
+    network = create_model("efficientnet_lite0", num_classes=1000, pretrained=True)
+    network.trunk = folded(network.trunk)
+    expected = network.preprocessing
+    return BackboneFeatures(
+        network.to(memory_format=torch.channels_last),
+        input_size=input_size,
+        mean=expected.mean,
+        std=expected.std,
+        mirror=mirror,
+        low_precision=low_precision,
+    )
+
+
+@torch.no_grad()
+def folded(network: nn.Sequential) -> nn.Sequential:
+    """A copy in which each frozen batch norm is part of the convolution before it: equal outputs, faster."""
+    layers: list[nn.Module] = []
+    for layer in copy.deepcopy(network):
+        if hasattr(layer, "branch"):
+            layer.branch = folded(layer.branch)
+        if isinstance(layer, FrozenBatchNorm) and layers and isinstance(layers[-1], nn.Conv2d):
+            convolution = layers[-1]
+            gain = layer.weight / (layer.running_var + layer.eps).sqrt()
+            bias = 0.0 if convolution.bias is None else convolution.bias
+            convolution.weight.mul_(gain.view(-1, 1, 1, 1))
+            convolution.bias = nn.Parameter((bias - layer.running_mean) * gain + layer.bias)
+            continue
+        layers.append(layer)
+    return nn.Sequential(*layers)

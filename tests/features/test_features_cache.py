@@ -1,0 +1,93 @@
+"""The features' cache: right, private, whole or absent, and never taken for another's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sfumato.errors import DataError
+from sfumato.features.cache import checksum, compute_features, features_of
+
+
+class Counting(nn.Module):
+    """Mean pixel times a weight, and how often it was asked."""
+
+    def __init__(self, weight: float = 2.0) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.tensor(weight))
+        self.calls = 0
+
+    def forward(self, images):
+        self.calls += 1
+        return images.mean((2, 3)) * self.weight
+
+
+@pytest.fixture
+def images():
+    return torch.randint(256, (600, 3, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def test_features_come_in_the_order_of_the_images_with_progress(images):
+    seen = []
+    rows = compute_features(Counting(), images, on_progress=lambda done, total: seen.append((done, total)))
+    assert np.allclose(rows, images.float().mean((2, 3)).numpy() / 255 * 2, atol=1e-5)
+    assert not np.allclose(rows, rows[::-1])
+    assert seen[-1] == (600, 600)
+    assert torch.get_num_threads() >= 1
+
+
+def test_the_second_time_nothing_is_computed(images, tmp_path):
+    module = Counting()
+    first = features_of(module, images, described={"name": "counting"}, folder=tmp_path)
+    calls = module.calls
+    second = features_of(module, images, described={"name": "counting"}, folder=tmp_path)
+    assert torch.equal(first, second)
+    assert module.calls == calls > 0
+    features_of(Counting(3.0), images, described={"name": "counting"}, folder=tmp_path)
+    assert len(list(tmp_path.glob("*.npy"))) == 2
+
+
+def test_any_change_of_weights_images_order_or_preprocessing_is_another_entry(images):
+    key = checksum(Counting(), images, {"size": 32})
+    assert key == checksum(Counting(), images.clone(), {"size": 32})
+    changed = images.clone()
+    changed[5, 1, 2, 3] += 1
+    others = [
+        checksum(Counting(2.0000002), images, {"size": 32}),
+        checksum(Counting(), changed, {"size": 32}),
+        checksum(Counting(), images.flip(0), {"size": 32}),
+        checksum(Counting(), images, {"size": 33}),
+    ]
+    assert len({key, *others}) == 5
+
+
+def test_a_failure_in_the_middle_leaves_no_entry(images, tmp_path):
+    class Failing(Counting):
+        def forward(self, rows):
+            if self.calls == 1:
+                raise MemoryError
+            return super().forward(rows)
+
+    with pytest.raises(MemoryError):
+        features_of(Failing(), images, described={}, folder=tmp_path)
+    assert list(tmp_path.glob("*.npy")) == []
+    features_of(Counting(), images, described={}, folder=tmp_path)
+    assert len(list(tmp_path.glob("*.npy"))) == 1
+
+
+def test_entries_are_readable_by_their_owner_only_and_cannot_be_changed_through_the_tensor(images, tmp_path):
+    rows = features_of(Counting(), images, described={}, folder=tmp_path)
+    entry = next(tmp_path.glob("*.npy"))
+    assert entry.stat().st_mode & 0o077 == 0
+    before = entry.read_bytes()
+    rows += 1
+    assert entry.read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written_is_named(images, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises(DataError, match="cache-not-writable"):
+        features_of(Counting(), images, described={}, folder=blocked)

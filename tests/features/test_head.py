@@ -1,0 +1,130 @@
+"""The closed-form head: its sums against autograd, its bound, its noise and its accounting."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy, normalize
+
+from sfumato.features.head import CentredHead, HeadSum, private_mean
+from sfumato.randomness import SeededSource
+
+
+def slow_sum(rows, targets, weight, bias, clip_norm, unit_index):
+    """One unit after another by autograd: the obvious reference."""
+    total, norms = [torch.zeros_like(weight).double(), torch.zeros_like(bias).double()], []
+    for unit in range(int(unit_index.max()) + 1):
+        mine = unit_index == unit
+        w, b = weight.double().requires_grad_(), bias.double().requires_grad_()
+        loss = cross_entropy(rows[mine].double() @ w.T + b, targets[mine])
+        gradients = torch.autograd.grad(loss, (w, b))
+        norm = math.sqrt(sum(g.square().sum().item() for g in gradients))
+        norms.append(norm)
+        total = [a + g * min(1.0, clip_norm / norm) for a, g in zip(total, gradients, strict=True)]
+    return total, torch.tensor(norms, dtype=torch.float64)
+
+
+@pytest.fixture
+def problem():
+    generator = torch.Generator().manual_seed(3)
+    rows = normalize(torch.randn(37, 11, generator=generator)) * torch.linspace(0.2, 3, 37)[:, None]
+    targets = torch.randint(5, (37,), generator=generator)
+    weight, bias = torch.randn(5, 11, generator=generator), torch.randn(5, generator=generator)
+    return rows, targets, weight, bias
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_sum_is_that_of_autograd_unit_by_unit(problem, grouped):
+    rows, targets, weight, bias = problem
+    units = (
+        torch.randperm(37, generator=torch.Generator().manual_seed(1)) % 9 if grouped else torch.arange(37)
+    )
+    total = HeadSum(rows, targets, num_classes=5, unit_index=units if grouped else None)(
+        weight, bias, clip_norm=0.7
+    )
+    wanted, norms = slow_sum(rows, targets, weight, bias, 0.7, units)
+    assert torch.allclose(total.norms, norms, rtol=1e-5)
+    assert torch.allclose(total.gradients["weight"].double(), wanted[0], atol=1e-4)
+    assert torch.allclose(total.gradients["bias"].double(), wanted[1], atol=1e-4)
+    unclipped, _ = slow_sum(rows, targets, weight, bias, 1e9, units)
+    assert not torch.allclose(total.gradients["weight"].double(), unclipped[0], atol=1e-2)
+
+
+def test_a_batch_is_the_sum_over_its_units_alone(problem):
+    rows, targets, weight, bias = problem
+    sums = HeadSum(rows, targets, num_classes=5)
+    first = sums(weight, bias, clip_norm=1.0, indices=torch.arange(0, 20))
+    second = sums(weight, bias, clip_norm=1.0, indices=torch.arange(20, 37))
+    whole = sums(weight, bias, clip_norm=1.0)
+    assert torch.allclose((first + second).gradients["weight"], whole.gradients["weight"], atol=1e-5)
+    assert not torch.allclose(first.gradients["weight"], whole.gradients["weight"], atol=1e-2)
+    empty = sums(weight, bias, clip_norm=1.0, indices=torch.arange(0))
+    assert empty.gradients["weight"].abs().sum() == 0
+    assert empty.sensitivity == 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), scale=st.floats(1e-3, 1e6), clip=st.floats(1e-3, 10))
+def test_one_unit_moves_the_sum_by_at_most_the_clip_norm(seed, scale, clip):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(6, 300, generator=generator) * scale
+    targets = torch.randint(10, (6,), generator=generator)
+    weight, bias = torch.randn(10, 300, generator=generator), torch.randn(10, generator=generator)
+    for units in (None, torch.tensor([0, 0, 0, 0, 0, 0])):
+        chosen = torch.tensor([0]) if units is None else None
+        total = HeadSum(rows, targets, num_classes=10, unit_index=units)(
+            weight, bias, clip_norm=clip, indices=chosen
+        )
+        moved = math.sqrt(sum(g.double().square().sum().item() for g in total.gradients.values()))
+        assert moved <= clip
+        raw = HeadSum(rows, targets, num_classes=10, unit_index=units)(
+            weight, bias, clip_norm=1e30, indices=chosen
+        )
+        norm = math.sqrt(sum(g.double().square().sum().item() for g in raw.gradients.values()))
+        if norm > clip * 1.01:  # without the clip the bound would be broken
+            assert moved < norm
+
+
+def test_a_row_that_is_not_finite_counts_as_zero(problem):
+    rows, targets, weight, bias = problem
+    poisoned = rows.clone()
+    poisoned[4, 2], poisoned[9, 0] = math.nan, math.inf
+    kept = torch.tensor([i for i in range(37) if i not in (4, 9)])
+    clean = HeadSum(rows[kept], targets[kept], num_classes=5)(weight, bias, clip_norm=1.0)
+    for units in (None, torch.arange(37)):
+        total = HeadSum(poisoned, targets, num_classes=5, unit_index=units)(weight, bias, clip_norm=1.0)
+        assert torch.allclose(total.gradients["weight"], clean.gradients["weight"], atol=1e-5)
+
+
+def test_the_private_mean_is_the_mean_of_bounded_rows_plus_the_stated_noise():
+    generator = torch.Generator().manual_seed(0)
+    rows = normalize(torch.randn(500, 4000, generator=generator)) * 0.8
+    rows[0] *= 1e6  # one row cannot move the mean by more than 1/500
+    bounded = rows / rows.norm(dim=1, keepdim=True).clamp_min(1)
+    released = private_mean(rows, noise_multiplier=7.0, source=SeededSource(1))
+    noise = (released - bounded.mean(0)).double() * 500
+    assert noise.std().item() == pytest.approx(7.0, rel=0.05)
+    assert noise.std().item() != pytest.approx(8.0, rel=0.05)
+
+
+def test_a_patient_with_many_images_moves_the_mean_no_further_than_one_with_one():
+    rows = torch.zeros(101, 50)
+    rows[:100, 0] = 1.0  # patient 0 has 100 images, patient 1 has one
+    units = torch.cat([torch.zeros(100, dtype=torch.int64), torch.ones(1, dtype=torch.int64)])
+    released = private_mean(rows, noise_multiplier=1e-4, source=SeededSource(1), unit_index=units)
+    assert released[0].item() == pytest.approx(0.5, abs=1e-3)
+    assert private_mean(rows, noise_multiplier=1e-4, source=SeededSource(1))[0].item() > 0.9
+
+
+def test_the_head_centres_and_normalises_what_it_is_given():
+    head = CentredHead(6, 3)
+    head.centre.fill_(0.5)
+    rows = head.rows(torch.randn(4, 6))
+    assert torch.allclose(rows.norm(dim=1), torch.ones(4))
+    with torch.no_grad():
+        head.weight.normal_()
+    assert torch.allclose(head(torch.zeros(1, 6) + 0.7), head(torch.zeros(1, 6) + 5.0), atol=1e-6)
