@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sfumato.errors import ConfigError
@@ -27,9 +29,23 @@ def test_all_models_of_the_papers_are_there() -> None:
 
 
 def test_every_variant_says_where_it_comes_from_and_what_it_is() -> None:
+    known = {"de2022", "scalenorm2022", "smoothnets2022"}
     for name, variant in VARIANTS.items():
         assert variant.summary, name
-        assert variant.papers or name == "efficientnet_lite0"
+        assert set(variant.papers) <= known
+        assert ("scalenorm2022" in variant.papers) or not name.startswith("scale_")
+
+
+def test_the_table_in_the_docs_is_that_of_the_zoo() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.startswith("| `")
+    ]
+    shown = {row[1].strip("`"): (row[2], row[3]) for row in rows if len(row) == 9}
+    assert set(shown) == {name for name in list_models() if not name.startswith("scale_")}
+    for name, (plain, scaled) in shown.items():
+        assert plain == f"{SIZES[name][0]:,}"
+        assert scaled == (f"{SIZES[f'scale_{name}'][0]:,}" if f"scale_{name}" in SIZES else "")
 
 
 @pytest.mark.parametrize(

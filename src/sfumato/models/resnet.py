@@ -117,11 +117,11 @@ class ResNet(Classifier):
         return self.blocks(self.stem(x)).mean(dim=(2, 3))
 
 
-def _variant(depth: int, depths: tuple[int, ...], *, block: Block, paper: str) -> Variant:
+def _variant(depth: int, depths: tuple[int, ...], *, block: Block, papers: tuple[str, ...] = ()) -> Variant:
     return Variant(
         build=ResNet,
         summary=f"residual net of {depth} layers, GroupNorm",
-        papers=(paper,),
+        papers=papers,
         settings={"block": block, "depths": depths},
         input_size=224,
     )
@@ -129,10 +129,10 @@ def _variant(depth: int, depths: tuple[int, ...], *, block: Block, paper: str) -
 
 VARIANTS = with_scale_norm(
     {
-        "resnet18": _variant(18, (2, 2, 2, 2), block="basic", paper="smoothnets2022"),
-        "resnet34": _variant(34, (3, 4, 6, 3), block="basic", paper="smoothnets2022"),
-        "resnet50": _variant(50, (3, 4, 6, 3), block="bottleneck", paper="scalenorm2022"),
-        "resnet101": _variant(101, (3, 4, 23, 3), block="bottleneck", paper="scalenorm2022"),
-        "resnet152": _variant(152, (3, 8, 36, 3), block="bottleneck", paper="scalenorm2022"),
+        "resnet18": _variant(18, (2, 2, 2, 2), block="basic", papers=("smoothnets2022",)),
+        "resnet34": _variant(34, (3, 4, 6, 3), block="basic", papers=("smoothnets2022",)),
+        "resnet50": _variant(50, (3, 4, 6, 3), block="bottleneck", papers=("scalenorm2022",)),
+        "resnet101": _variant(101, (3, 4, 23, 3), block="bottleneck"),
+        "resnet152": _variant(152, (3, 8, 36, 3), block="bottleneck"),
     }
 )
