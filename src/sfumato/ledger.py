@@ -107,11 +107,7 @@ class Ledger:
         """
         copy = read_copy(folder)
         with self._transaction():
-            self._connection.execute(
-                "INSERT INTO datasets VALUES (?, ?, ?) ON CONFLICT (fingerprint) "
-                "DO UPDATE SET image_ids = coalesce(image_ids, excluded.image_ids)",
-                (fingerprint, name, _packed(image_ids)),
-            )
+            self._remember(fingerprint, name, image_ids)
             record = Record(
                 run_id=secrets.token_hex(8),
                 fingerprint=fingerprint,
@@ -161,12 +157,18 @@ class Ledger:
                 )
             self._store(record, lease)  # also if the row is gone: a ledger that was replaced is filled again
 
-    def set_cap(self, fingerprint: str, cap: Cap | None, *, unit: Unit, name: str = "") -> None:
+    def set_cap(
+        self,
+        fingerprint: str,
+        cap: Cap | None,
+        *,
+        unit: Unit,
+        name: str = "",
+        image_ids: Tensor | None = None,
+    ) -> None:
         """Set or, with None, lift the cap of a data set for a unit."""
         with self._transaction():
-            self._connection.execute(
-                "INSERT INTO datasets VALUES (?, ?, NULL) ON CONFLICT DO NOTHING", (fingerprint, name)
-            )
+            self._remember(fingerprint, name, image_ids)
             self._connection.execute(
                 "DELETE FROM caps WHERE fingerprint = ? AND unit = ?", (fingerprint, unit)
             )
@@ -209,9 +211,7 @@ class Ledger:
             known = self._connection.execute(
                 "SELECT * FROM runs WHERE run_id = ?", (copy["run_id"],)
             ).fetchone()
-            self._connection.execute(
-                "INSERT INTO datasets VALUES (?, '', NULL) ON CONFLICT DO NOTHING", (copy["fingerprint"],)
-            )
+            self._remember(copy["fingerprint"], "", None)
             record = _record({**copy, "plan": json.dumps(copy["plan"]) if copy["plan"] else None})
             if known is not None:
                 record = replace(record, finished=record.finished or bool(known["finished"]))
@@ -236,6 +236,15 @@ class Ledger:
                 why="Spending that is not recorded could be spent again.",
                 fix="Make room on the disk, or wait for the process that holds the file.",
             ) from error
+
+    def _remember(self, fingerprint: str, name: str, image_ids: Tensor | None) -> None:
+        packed = None if image_ids is None else image_ids.cpu().numpy().astype("<i8").tobytes()
+        self._connection.execute(
+            "INSERT INTO datasets VALUES (?, ?, ?) ON CONFLICT (fingerprint) DO UPDATE SET "
+            "image_ids = coalesce(image_ids, excluded.image_ids), "
+            "name = CASE name WHEN '' THEN excluded.name ELSE name END",
+            (fingerprint, name, packed),
+        )
 
     def _store(self, record: Record, lease: str) -> None:
         self._connection.execute(
@@ -324,10 +333,6 @@ def _record(row: Any) -> Record:
         finished=bool(row["finished"]),
         started=row["started"],
     )
-
-
-def _packed(image_ids: Tensor | None) -> bytes | None:
-    return None if image_ids is None else image_ids.cpu().numpy().astype("<i8").tobytes()
 
 
 def _over_cap(fingerprint: str, cap: Cap, total: Total, spent: Total) -> PrivacyError:

@@ -103,7 +103,7 @@ def _duplicates(splits: DataSplits, unit: str) -> list[Finding]:
                     severity="weak",
                     code="shared-images",
                     what=f"{len(shared)} {name} images are also training images.",
-                    cure="Remove them from one side: their score overstates the accuracy and tells of members.",
+                    cure="Remove them from one side: their score overstates accuracy and tells of members.",
                 )
             )
     return findings

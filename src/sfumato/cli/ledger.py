@@ -1,0 +1,195 @@
+"""``sfumato ledger``: what each data set has spent over all runs, and how much it may."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sfumato.cli import echo_json
+from sfumato.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sfumato.ledger import Ledger, Record
+
+
+@click.group("ledger")
+def command() -> None:
+    """Show or cap what each data set has spent, over all runs."""
+
+
+@command.command("show")
+@click.argument("data", required=False)
+@click.option("--delta", type=float, help="δ of the totals; the smallest of the runs by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(data: str | None, delta: float | None, as_json: bool) -> None:
+    """Spending of DATA (a folder, a known name or the start of a fingerprint), or of every data set."""
+    from sfumato.ledger import Ledger
+
+    with Ledger.open() as ledger:
+        chosen = [_find(ledger, data)[0]] if data is not None else list(ledger.datasets())
+        sheets = [_sheet(ledger, fingerprint, delta) for fingerprint in chosen]
+        if as_json:
+            echo_json({"ledger": str(ledger.path), "datasets": sheets})
+            return
+        click.echo(f"Ledger {ledger.path}")
+        if not sheets:
+            click.echo("No run has been recorded yet.")
+        for sheet in sheets:
+            _print(sheet)
+
+
+@command.command("cap")
+@click.argument("data")
+@click.option("--epsilon", type=float, help="The most that all runs together may spend.")
+@click.option("--delta", type=float, help="At this δ; 1e-5 by default.", default=1e-5)
+@click.option("--unit", type=click.Choice(["image", "patient"]), default="image", show_default=True)
+@click.option("--lift", is_flag=True, help="Remove the cap.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def cap(data: str, epsilon: float | None, delta: float, unit: str, lift: bool, as_json: bool) -> None:
+    """Cap the ε of DATA: training refuses to start a run that could exceed it."""
+    from sfumato import accounting
+    from sfumato.ledger import Cap, Ledger
+
+    if lift == (epsilon is not None):
+        raise ConfigError(
+            "no-cap-given", "neither or both of --epsilon and --lift are given.", fix="Give one."
+        )
+    if epsilon is not None:
+        accounting.check_epsilon(epsilon)
+    accounting.check_delta(delta)
+    with Ledger.open() as ledger:
+        fingerprint, name, image_ids = _find(ledger, data)
+        limit = None if lift else Cap(unit=unit, epsilon=epsilon, delta=delta)
+        ledger.set_cap(fingerprint, limit, unit=unit, name=name, image_ids=image_ids)
+        sheet = _sheet(ledger, fingerprint, delta)
+    if as_json:
+        echo_json(sheet)
+    else:
+        _print(sheet)
+
+
+@command.command("close")
+@click.argument("run_id")
+def close(run_id: str) -> None:
+    """Declare that a run will not go on: only what it may have used counts, no longer its whole plan."""
+    from sfumato.ledger import Ledger
+
+    with Ledger.open() as ledger:
+        known = [record.run_id for one in ledger.datasets() for record in ledger.records(one)]
+        if run_id not in known:
+            raise ConfigError(
+                "unknown-run", f"no run {run_id!r} is on record.", fix="See sfumato ledger show."
+            )
+        ledger.finish(run_id)
+    click.echo(f"Run {run_id} is closed.")
+
+
+@command.command("import")
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+def import_command(folders: tuple[Path, ...]) -> None:
+    """Take over the records that run FOLDERS keep of themselves, after a ledger was lost or moved."""
+    from sfumato.ledger import Ledger
+
+    with Ledger.open() as ledger:
+        for folder in folders:
+            found = ledger.import_folder(folder) or ledger.import_folder(folder / "state")
+            click.echo(f"{folder}: {'recorded' if found else 'has no record of spending'}")
+
+
+def _find(ledger: Ledger, data: str) -> tuple[str, str, Tensor | None]:
+    """Of a data set on record, by the start of its fingerprint, or of data that can be loaded."""
+    matches = [
+        (mark, name) for mark, name in ledger.datasets().items() if len(data) >= 6 and mark.startswith(data)
+    ]
+    if len(matches) == 1:
+        return (*matches[0], None)
+    from sfumato.data import load_data
+
+    train = load_data(data).train
+    return train.fingerprint, train.name, train.content_ids
+
+
+def _sheet(ledger: Ledger, fingerprint: str, delta: float | None) -> dict[str, object]:
+    from sfumato.composition import total_of, units_of
+
+    records = ledger.records(fingerprint)
+    caps = ledger.caps(fingerprint)
+    counted = [record for record in records if record.counted]
+    at = delta or min([record.plan.delta for record in counted] + [one.delta for one in caps], default=1e-5)
+    totals = []
+    for unit in units_of(records):
+        total = total_of(records, unit=unit, delta=at)
+        totals.append(
+            {
+                "unit": unit,
+                "epsilon": total.epsilon if math.isfinite(total.epsilon) else None,
+                "delta": at,
+                "neighbouring": total.neighbouring,
+                "accountant": total.accountant,
+                "num_runs": total.num_runs,
+            }
+        )
+    return {
+        "fingerprint": fingerprint,
+        "name": ledger.datasets().get(fingerprint, ""),
+        "totals": totals,
+        "caps": [{"unit": one.unit, "epsilon": one.epsilon, "delta": one.delta} for one in caps],
+        "runs": [_line(record, fingerprint) for record in records],
+    }
+
+
+def _line(record: Record, fingerprint: str) -> dict[str, object]:
+    plan = record.plan
+    epsilon = None
+    if record.counted and record.reserved_steps:
+        from dataclasses import replace
+
+        epsilon = replace(plan, num_steps=record.reserved_steps).epsilon
+    return {
+        "run_id": record.run_id,
+        "label": record.label,
+        "started": record.started,
+        "unit": plan.unit if plan is not None else None,
+        "steps": record.reserved_steps,
+        "planned_steps": plan.num_steps if plan is not None else None,
+        "epsilon": epsilon,
+        "delta": plan.delta if plan is not None else None,
+        "finished": record.finished,
+        "counted": record.counted,
+        "kind": "private" if record.counted else ("seeded" if plan is not None else "without privacy"),
+        "on_related_data": record.fingerprint != fingerprint,
+    }
+
+
+def _print(sheet: dict[str, object]) -> None:
+    from sfumato.statement import round_up
+
+    click.echo(f"\n{sheet['name'] or 'unnamed'}  {sheet['fingerprint'][:16]}")
+    for total in sheet["totals"]:
+        epsilon = "no bound" if total["epsilon"] is None else round_up(total["epsilon"])
+        click.echo(
+            f"  spent per {total['unit']}: ε = {epsilon} at δ = {total['delta']:g} "
+            f"({total['num_runs']} runs, {total['neighbouring']}, {total['accountant']})"
+        )
+    for one in sheet["caps"]:
+        click.echo(f"  cap per {one['unit']}: ε = {one['epsilon']:g} at δ = {one['delta']:g}")
+    for run in sheet["runs"]:
+        spent = f"ε = {round_up(run['epsilon'])}" if run["epsilon"] is not None else run["kind"]
+        state = "finished" if run["finished"] else "open"
+        related = ", on data that share images" if run["on_related_data"] else ""
+        of = f" of {run['planned_steps']}" if run["planned_steps"] is not None else ""
+        click.echo(
+            f"  {run['run_id']}  {run['started']}  {run['steps']}{of} steps, {spent}, {state}{related}  "
+            f"{run['label']}"
+        )
+    others = [run for run in sheet["runs"] if not run["counted"]]
+    if others:
+        click.echo(
+            f"  {len(others)} runs, seeded or without privacy, have no ε: publish nothing of them, nor "
+            "settings chosen by them."
+        )
