@@ -80,9 +80,9 @@ class WSConv2d(nn.Module):
 
     def standardised_weight(self) -> Tensor:
         """The filters that are applied: mean zero, norm ``gain`` (less where it was below sqrt(eps))."""
-        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
-        fan_in = self.weight[0].numel()
-        return (self.weight - mean) * (self.gain * (variance * fan_in).clamp(min=self.eps).rsqrt())
+        centred = self.weight - self.weight.mean(dim=(1, 2, 3), keepdim=True)
+        squares = centred.square().sum(dim=(1, 2, 3), keepdim=True)  # var * fan_in, faster than torch.var
+        return centred * (self.gain * squares.clamp(min=self.eps).rsqrt())
 
     def forward(self, x: Tensor) -> Tensor:
         left, right, top, bottom = self.padding_for(x.shape[-2], x.shape[-1])
