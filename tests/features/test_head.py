@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, normalize
 
-from sfumato.features.head import CentredHead, HeadSum, private_mean
+from sfumato.features.head import HeadSum, private_mean
 from sfumato.randomness import SeededSource
 
 
@@ -118,13 +118,3 @@ def test_a_patient_with_many_images_moves_the_mean_no_further_than_one_with_one(
     released = private_mean(rows, noise_multiplier=1e-4, source=SeededSource(1), unit_index=units)
     assert released[0].item() == pytest.approx(0.5, abs=1e-3)
     assert private_mean(rows, noise_multiplier=1e-4, source=SeededSource(1))[0].item() > 0.9
-
-
-def test_the_head_centres_and_normalises_what_it_is_given():
-    head = CentredHead(6, 3)
-    head.centre.fill_(0.5)
-    rows = head.rows(torch.randn(4, 6))
-    assert torch.allclose(rows.norm(dim=1), torch.ones(4))
-    with torch.no_grad():
-        head.weight.normal_()
-    assert torch.allclose(head(torch.zeros(1, 6) + 0.7), head(torch.zeros(1, 6) + 5.0), atol=1e-6)

@@ -28,6 +28,7 @@ class BackboneFeatures(nn.Module):
         self,
         network: nn.Module,
         *,
+        num_features: int,
         input_size: int,
         mean: tuple[float, ...],
         std: tuple[float, ...],
@@ -43,7 +44,12 @@ class BackboneFeatures(nn.Module):
                 fix="Give it one that returns (batch, features), or take a model of the zoo.",
             )
         self.network = network.eval().requires_grad_(False)
-        self.input_size, self.mirror, self.low_precision = input_size, mirror, low_precision
+        self.num_features, self.input_size, self.mirror, self.low_precision = (
+            num_features,
+            input_size,
+            mirror,
+            low_precision,
+        )
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
@@ -62,15 +68,17 @@ class BackboneFeatures(nn.Module):
         return F.normalize(rows, dim=1)
 
 
-def pretrained_features(
-    *, input_size: int = 224, mirror: bool = True, low_precision: bool = False
+def lite0_backbone(
+    *, input_size: int = 224, mirror: bool = True, low_precision: bool = False, pretrained: bool = True
 ) -> BackboneFeatures:
     """EfficientNet-Lite0 with its public ImageNet weights, batch norms folded into the convolutions."""
-    network = create_model("efficientnet_lite0", num_classes=1000, pretrained=True)
+    network = create_model("efficientnet_lite0", num_classes=1, pretrained=pretrained)
     network.trunk = folded(network.trunk)
-    expected = network.preprocessing
+    expected, width = network.preprocessing, network.head.in_features
+    network.head = nn.Identity()  # its place is taken by the private head
     return BackboneFeatures(
         network.to(memory_format=torch.channels_last),
+        num_features=width,
         input_size=input_size,
         mean=expected.mean,
         std=expected.std,

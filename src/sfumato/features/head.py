@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from sfumato.gradients import ClippedSum
@@ -19,23 +19,6 @@ from sfumato.randomness import RandomSource
 
 ROUNDING = 1e-6  # relative room for float32 products of up to a million rows' worth of one row's contribution
 _PIECE_BYTES = 4 << 20  # of features per piece: read from memory once, used twice
-
-
-class CentredHead(nn.Module):
-    """Subtract ``centre``, scale the row to unit norm, apply a linear layer."""
-
-    def __init__(self, num_features: int, num_classes: int) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.zeros(num_features))
-        self.weight = nn.Parameter(torch.zeros(num_classes, num_features))
-        self.bias = nn.Parameter(torch.zeros(num_classes))
-
-    def rows(self, features: Tensor) -> Tensor:
-        """What the linear layer sees."""
-        return F.normalize(features - self.centre, dim=1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return F.linear(self.rows(features), self.weight, self.bias)
 
 
 def private_mean(

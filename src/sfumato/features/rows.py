@@ -1,0 +1,174 @@
+"""A run on fixed features: rows instead of images, the private mean, and settings that follow the budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.optimize import brentq
+from scipy.special import ndtr
+from torch import Tensor, nn
+
+from sfumato.accounting import SampledGaussian
+from sfumato.data import ImageSet
+from sfumato.data.workspace import workspace
+from sfumato.features.cache import OnProgress, cache_home, checksum, features_of
+from sfumato.features.classifier import FeatureClassifier
+from sfumato.features.head import private_mean
+from sfumato.units import Microbatch, Units
+
+if TYPE_CHECKING:
+    from sfumato.randomness import RandomSource
+    from sfumato.recipe import FeatureSettings, Recipe
+
+_ROWS_AT_ONCE = 4096
+# The budget at which reference_steps and reference_rate were chosen: ε = 1, δ = 1e-5 on 50,000 images.
+_REFERENCE_SIGNAL = 0.2706 * 50_000
+_NO_NOISE = 20.0  # the ratio above which noise no longer limits the rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureViews:
+    """Takes the place of ``Views`` where the inputs are features: rows of ``features``, as they are."""
+
+    features: Tensor  # (N, d) of the training images, in their order
+    mean: tuple[float, ...] = (0.0,)  # the extractor wants plain pixels from 0 to 1
+    std: tuple[float, ...] = (1.0,)
+
+    def microbatches(
+        self,
+        units: Units,
+        indices: Tensor,
+        *,
+        max_rows: int,
+        generator: torch.Generator,
+        device: torch.device,
+    ) -> Iterator[Microbatch]:
+        """The units' rows; rows are small, so that more of them fit than ``max_rows`` images."""
+        size = max(max_rows, _ROWS_AT_ONCE)
+        if units.max_images == 1:  # every image is a unit
+            for start in range(0, len(indices), size):
+                chosen = units.rows[indices[start : start + size]]
+                yield self._microbatch(units.data, chosen, torch.arange(len(chosen)), device)
+            return
+        for group in units.pack(indices, max_rows=size, views=1, generator=generator):
+            sizes = torch.tensor([len(chosen) for chosen in group])
+            unit_index = torch.arange(len(group)).repeat_interleave(sizes)
+            yield self._microbatch(units.data, torch.cat(group), unit_index, device)
+
+    def _microbatch(
+        self, data: ImageSet, chosen: Tensor, unit_index: Tensor, device: torch.device
+    ) -> Microbatch:
+        return Microbatch(
+            inputs=self.features[chosen].to(device),
+            targets=data.labels[chosen].to(device),
+            unit_index=unit_index.to(device),
+            num_units=int(unit_index[-1]) + 1 if len(unit_index) else 0,
+        )
+
+
+def mean_events(settings: FeatureSettings | None) -> tuple[SampledGaussian, ...]:
+    """What releasing the private mean costs, for ``Plan.extra_events``."""
+    if settings is None or not settings.mean_noise_multiplier:
+        return ()
+    return (SampledGaussian(noise_multiplier=settings.mean_noise_multiplier),)
+
+
+@torch.no_grad()
+def release_centre(
+    model: FeatureClassifier,
+    views: FeatureViews,
+    units: Units,
+    *,
+    settings: FeatureSettings,
+    source: RandomSource,
+    private: bool,
+) -> None:
+    """Put the mean row into the model: with the noise that ``mean_events`` states; exact without privacy."""
+    if not private:
+        model.centre.copy_(views.features.mean(0))
+    elif settings.mean_noise_multiplier:
+        owner = None
+        if units.max_images > 1:  # patients: each counts once, with the mean of all their rows
+            sizes = units.offsets.diff()
+            owner = torch.empty(len(units.rows), dtype=torch.int64)
+            owner[units.rows] = torch.arange(len(sizes)).repeat_interleave(sizes)
+        centre = private_mean(
+            views.features,
+            noise_multiplier=settings.mean_noise_multiplier,
+            source=source,
+            unit_index=owner,
+        )
+        model.centre.copy_(centre)
+
+
+def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float) -> Recipe:
+    """The recipe with steps and learning rate for its budget, where it leaves the steps open.
+
+    What counts is μ·N, how far the sum over N units stands out of the noise. Steps grow with its 0.29th and
+    the rate with its two-thirds power: one rule for every ε and every number of images.
+    """
+    settings, training = recipe.features, recipe.training
+    if settings is None or training.num_steps is not None or training.num_epochs is not None:
+        return recipe
+    ratio = _NO_NOISE
+    if recipe.privacy.enabled and recipe.privacy.epsilon is not None:
+        ratio = min(ratio, gaussian_mu(recipe.privacy.epsilon, delta) * num_units / _REFERENCE_SIGNAL)
+    steps = max(10, round(settings.reference_steps * ratio**0.29))
+    rate = settings.reference_rate * ratio ** (2 / 3)
+    return replace(recipe, training=replace(training, num_steps=steps, learning_rate=round(rate, 3)))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """μ of the Gaussian mechanism that is exactly (ε, δ)-private (Dong, Roth & Su 2022, corollary 1)."""
+
+    def excess(mu: float) -> float:
+        return ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon) * ndtr(-epsilon / mu - mu / 2) - delta
+
+    return brentq(excess, 1e-6, 100.0 + 10 * epsilon)
+
+
+def with_image_size(recipe: Recipe, images: ImageSet) -> Recipe:
+    """The recipe with the images' size among the model's options, if the model has such an option."""
+    from sfumato.models import find_variant
+
+    if "image_size" not in find_variant(recipe.model.name).options():
+        return recipe
+    options = {"image_size": images.images.shape[-1], **recipe.model.options}
+    return replace(recipe, model=replace(recipe.model, options=options))
+
+
+def fit_extractor(model: FeatureClassifier, recipe: Recipe, *, folder: Path | None = None) -> None:
+    """Fit the features on generated images, or take them from the cache: no private image has a part in it."""
+    if not hasattr(model.extractor, "fit"):
+        return
+    seed = recipe.features.seed
+    nothing = torch.zeros(0, 1, 1, 1, dtype=torch.uint8)
+    key = checksum(model.extractor, nothing, {"fit": 1, "seed": seed, **_description(recipe)})
+    entry = (folder or cache_home()) / f"extractor-{key}.safetensors"
+    if not entry.is_file():
+        model.extractor.fit(seed=seed)
+        weights = {name: value.contiguous() for name, value in model.extractor.state_dict().items()}
+        with workspace(entry.parent) as work:
+            save_file(weights, work / "extractor")
+            (work / "extractor").replace(entry)
+    model.extractor.load_state_dict(load_file(entry))
+
+
+def _description(recipe: Recipe) -> dict[str, object]:
+    return {"model": recipe.model.name, "options": dict(recipe.model.options)}
+
+
+def feature_views(
+    model: nn.Module, recipe: Recipe, train: ImageSet, *, on_progress: OnProgress | None = None
+) -> FeatureViews:
+    """The training images' features, from the cache if they are there."""
+    described = _description(recipe)
+    return FeatureViews(
+        features=features_of(model.extractor, train.images, described=described, on_progress=on_progress)
+    )
