@@ -109,6 +109,16 @@ class AugmentationSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FeatureSettings:
+    """[features]: the model's features are fixed and computed once; only its head is trained."""
+
+    seed: int = setting(0, "of the generated images that features are fitted on: public", low=0)
+    mean_noise_multiplier: float = setting(200.0, "noise of the private mean row; 0: no centring", low=0)
+    reference_steps: int = setting(60, "steps at ε = 1 on 50,000 units; scaled to the budget", low=1)
+    reference_rate: float = setting(20.0, "learning rate there; scaled to the budget", low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PerformanceSettings:
     """[performance]: cannot change epsilon; may differ on resume."""
 
@@ -127,6 +137,7 @@ class Recipe:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
+    features: FeatureSettings | None = None
     performance: PerformanceSettings = field(default_factory=PerformanceSettings)
 
     def __post_init__(self) -> None:

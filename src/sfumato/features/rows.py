@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 4096
 # The budget at which reference_steps and reference_rate were chosen: ε = 1, δ = 1e-5 on 50,000 images.
-_REFERENCE_SIGNAL = 0.2706 * 50_000
+_REFERENCE_SIGNAL = 0.268 * 50_000
 _NO_NOISE = 20.0  # the ratio above which noise no longer limits the rate
 
 
@@ -144,7 +144,7 @@ def with_image_size(recipe: Recipe, images: ImageSet) -> Recipe:
 
 
 def fit_extractor(model: FeatureClassifier, recipe: Recipe, *, folder: Path | None = None) -> None:
-    """Fit the features on generated images, or take them from the cache: no private image has a part in it."""
+    """Fit the features on generated images, or take them from the cache; no private image has a part in it."""
     if not hasattr(model.extractor, "fit"):
         return
     seed = recipe.features.seed
