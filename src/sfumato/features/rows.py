@@ -18,8 +18,8 @@ from sfumato.accounting import SampledGaussian
 from sfumato.data import ImageSet
 from sfumato.data.workspace import workspace
 from sfumato.features.cache import OnProgress, cache_home, checksum, features_of
-from sfumato.features.classifier import FeatureClassifier
 from sfumato.features.head import private_mean
+from sfumato.models.fixed_features import FeatureClassifier
 from sfumato.units import Microbatch, Units
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def with_image_size(recipe: Recipe, images: ImageSet) -> Recipe:
 
 
 def fit_extractor(model: FeatureClassifier, recipe: Recipe, *, folder: Path | None = None) -> None:
-    """Fit the features on generated images, or take them from the cache; no private image has a part in it."""
+    """Fit the features on generated images, or take them from the cache; no private image enters."""
     if not hasattr(model.extractor, "fit"):
         return
     seed = recipe.features.seed

@@ -11,6 +11,7 @@ from sfumato.models import (
     densenet,
     efficientnet,
     efficientnet_lite,
+    fixed_features,
     lenet,
     nf_resnet,
     nfnet,
@@ -42,8 +43,12 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def find_variant(name: str) -> Variant:
-    """The row of the table for this name; ``wrn_DEPTH_WIDTH`` is understood for any depth and width."""
-    variant = VARIANTS.get(name) or wrn.variant_of(name)
+    """The row of the table for this name; ``wrn_DEPTH_WIDTH`` is understood for any depth and width.
+
+    Heads on fixed features ("patches", "scatter", …) are found too; they are no networks to list beside
+    the others, and belong to the recipes fast/*.
+    """
+    variant = VARIANTS.get(name) or wrn.variant_of(name) or fixed_features.VARIANTS.get(name)
     if variant is None:
         raise ConfigError(
             "unknown-model",
