@@ -23,6 +23,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,9 +49,8 @@ def gaussian(
     _check_stddev(stddev)
     size = (shape,) if isinstance(shape, int) else tuple(shape)
     num_samples = math.prod(size)
-    words = torch.from_numpy(
-        source.random_bytes(16 * ((num_samples + 1) // 2), purpose=purpose, step=step)
-    ).view(torch.int64)
+    drawn = source.random_bytes(16 * ((num_samples + 1) // 2), purpose=purpose, step=step)
+    words = torch.from_numpy(drawn.view(np.int64))
     out = torch.empty(words.numel(), dtype=torch.float64)
     for start in range(0, words.numel(), 2 * _PAIRS):
         _box_muller(words[start : start + 2 * _PAIRS], out[start : start + 2 * _PAIRS], stddev)
@@ -90,6 +90,9 @@ def add_noise(
     for name, value in gradients.items():
         part = flat[start : start + value.numel()]
         start += value.numel()
+        if not value.numel():
+            noisy[name] = value.detach().clone()
+            continue
         part.add_(value.detach().reshape(-1).to("cpu"), alpha=1.0 / spacing).round_().mul_(spacing)
         _check_finite(name, part)
         noisy[name] = part.to(device=value.device, dtype=value.dtype).reshape(value.shape)
