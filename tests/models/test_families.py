@@ -121,7 +121,7 @@ def test_the_component_study_can_build_all_its_nets(connection: str, pooling: st
 def test_scale_norm_is_refused_where_nothing_is_added() -> None:
     with pytest.raises(ConfigError, match="no-addition"):
         sfumato.create_model("smoothnet", num_classes=3, scale_norm=True)
-    with pytest.raises(ConfigError, match="bad-smoothnet-size"):
+    with pytest.raises(ConfigError, match="bad-model-option"):
         sfumato.create_model("smoothnet", num_classes=3, depth=0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from sfumato.errors import ConfigError
 from sfumato.models import VARIANTS, create_model, find_variant, list_models
@@ -61,6 +62,27 @@ def test_a_typo_in_an_option_is_an_error() -> None:
         create_model("resnet9", num_classes=10, group=16)
     with pytest.raises(ConfigError, match=r"bad-model-option.*Did you mean norm-act\?"):
         create_model("resnet9", num_classes=10, order="norm_act")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "wrong", "right"),
+    [
+        ("resnet9", "groups", "16", 16),
+        ("resnet9", "groups", 0, 16),
+        ("resnet9", "scale_norm", 1, True),
+        ("resnet9", "norm", 3, "layer"),
+        ("resnet18", "depths", [1, 1, 1], [1, 1, 1, 1]),
+        ("resnet18", "depths", [1, 1, 1, 0], (1, 1, 1, 1)),
+        ("nf_resnet50", "alpha", "0.2", 1),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_an_error(
+    name: str, option: str, wrong: object, right: object
+) -> None:
+    with torch.device("meta"):
+        with pytest.raises(ConfigError, match=f"bad-model-option.*{option}="):
+            create_model(name, num_classes=10, **{option: wrong})
+        create_model(name, num_classes=10, **{option: right})
 
 
 @pytest.mark.parametrize("sizes", [{"num_classes": 0}, {"num_classes": 2, "in_channels": 0}])

@@ -87,14 +87,16 @@ def show_command(
 
 
 def _summary(name: str, *, num_classes: int, shape: tuple[int, int, int]) -> ModelSummary:
-    """Counted on the meta device: no weights are drawn and nothing is computed."""
+    """Counted on the meta device where that can be: no weights are drawn and nothing is computed."""
     import torch
 
     from sfumato.models import create_model, summarise
 
-    with torch.device("meta"):
-        model = create_model(name, num_classes=num_classes, in_channels=shape[0])
-    return summarise(model, shape)
+    try:
+        with torch.device("meta"):
+            return summarise(create_model(name, num_classes=num_classes, in_channels=shape[0]), shape)
+    except RuntimeError:  # frozen features use operations that only a real device has
+        return summarise(create_model(name, num_classes=num_classes, in_channels=shape[0]), shape)
 
 
 def _short(count: int) -> str:

@@ -20,6 +20,7 @@ from sfumato.models import (
     smoothnet,
     wrn,
 )
+from sfumato.models.options import checked_value
 from sfumato.models.variant import Variant
 
 _FAMILIES = (
@@ -73,10 +74,11 @@ def create_model(name: str, *, num_classes: int, in_channels: int = 3, **options
                 f"{name} has no option {option!r}. {did_you_mean(option, tuple(known))}".rstrip(),
                 fix=f"Its options are {', '.join(known)}.",
             )
+    chosen = {option: checked_value(option, value, known[option]) for option, value in options.items()}
     if num_classes < 1 or in_channels < 1:
         raise ConfigError(
             "bad-model-size",
             f"{name} with num_classes={num_classes} and in_channels={in_channels} cannot be built.",
             fix="Both must be at least 1.",
         )
-    return variant.build(num_classes=num_classes, in_channels=in_channels, **{**variant.settings, **options})
+    return variant.build(num_classes=num_classes, in_channels=in_channels, **{**variant.settings, **chosen})

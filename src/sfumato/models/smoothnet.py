@@ -114,7 +114,7 @@ class SmoothNet(Classifier):
         initialisation: Initialisation = "xavier_selu",
     ) -> None:
         super().__init__()
-        _check(depth=depth, width=width, connection=connection, pooling=pooling, scale_norm=scale_norm)
+        _check(connection=connection, pooling=pooling, scale_norm=scale_norm)
         block = partial(_block, pooling=pooling, norm=norm, groups=groups, activation=activation)
         dense = connection == "dense"
 
@@ -149,15 +149,9 @@ class SmoothNet(Classifier):
         return self.hidden(self.trunk(x).flatten(1))
 
 
-def _check(*, depth: int, width: int, connection: str, pooling: str, scale_norm: bool) -> None:
+def _check(*, connection: str, pooling: str, scale_norm: bool) -> None:
     check_option("connection", connection, Connection)
     check_option("pooling", pooling, Pooling)
-    if depth < 1 or width < 1:
-        raise ConfigError(
-            "bad-smoothnet-size",
-            f"A SmoothNet of depth {depth} and width {width} does not exist.",
-            fix="Both must be at least 1.",
-        )
     if scale_norm and connection != "residual":
         raise ConfigError(
             "no-addition",
