@@ -13,7 +13,15 @@ import torch
 from torch import nn
 
 from sfumato.data import DataSplits, ImageSet, carve_validation, load_data, normalisation_for
+from sfumato.doctor import Finding, check_model, examine_data, examine_plan, examine_surroundings
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.features.rows import (
+    FeatureViews,
+    feature_views,
+    fit_extractor,
+    mean_events,
+    with_feature_settings,
+)
 from sfumato.memory import bytes_per_row, free_memory, rows_in_memory
 from sfumato.models import create_model
 from sfumato.privacy import Plan
@@ -43,10 +51,11 @@ class Prepared:
     plan: Plan | None  # None: training without privacy
     sampler: PoissonSampling | FullBatch
     batch_size: float  # expected units per step
-    views: Views
+    views: Views | FeatureViews
     source: RandomSource
     device: torch.device
     max_rows: int
+    findings: tuple[Finding, ...] = ()  # what the doctor found worth knowing
 
     @property
     def num_steps(self) -> int:
@@ -94,6 +103,8 @@ def prepare(
     splits = data if data is not None else load_splits(recipe.data)
     check_steering(recipe, splits)
     units = group_units(recipe, splits.train)
+    delta = recipe.privacy.delta if recipe.privacy.delta is not None else default_delta(len(units))
+    recipe = with_feature_settings(recipe, splits.train, num_units=len(units), delta=delta)
     source: RandomSource = (
         SecureSource() if recipe.training.seed is None else SeededSource(recipe.training.seed)
     )
@@ -101,11 +112,11 @@ def prepare(
     device = choose_device(recipe.performance.device)
     network = model if model is not None else initial_model(recipe.model, splits.train, source)
     network = network.to(device)
-    if plan is not None:
-        check_model(network, splits.train)
+    fit_extractor(network, recipe)
+    findings = () if plan is None else examine(recipe, splits, network, plan)
     channels = splits.train.images.shape[1]
     mean, std = normalisation_for(splits.train.name, channels)
-    views = Views(
+    views = feature_views(network, recipe, splits.train) or Views(
         mean=recipe.data.mean or mean,
         std=recipe.data.std or std,
         count=recipe.augmentation.views,
@@ -125,6 +136,7 @@ def prepare(
         source=source,
         device=device,
         max_rows=recipe.performance.microbatch_size or fitting_rows(network, splits.train, device),
+        findings=findings,
     )
 
 
@@ -194,6 +206,7 @@ def build_plan(recipe: Recipe, *, num_units: int, force: bool = False) -> Plan |
         "neighbouring": settings.neighbouring,
         "sampling": settings.sampling,
         "mechanism": settings.mechanism,
+        "extra_events": mean_events(recipe.features),
         "tuning_runs": settings.tuning_runs,
         "uncounted_search": settings.uncounted_search,
         "max_images_per_unit": settings.max_images_per_patient if settings.unit == "patient" else None,
@@ -263,12 +276,36 @@ def initial_model(settings: ModelSettings, train: ImageSet, source: RandomSource
         )
 
 
-def check_model(model: nn.Module, train: ImageSet) -> None:
-    """Refuse a model whose gradients the engine cannot bound. Probed with noise, not with private images."""
-    from sfumato.doctor import check_model as check
+def examine(recipe: Recipe, splits: DataSplits, model: nn.Module, plan: Plan) -> tuple[Finding, ...]:
+    """What the doctor finds in model, data and plan; whatever would void the guarantee is refused.
 
+    The model is probed with noise: no private image is needed for that.
+    """
     device = next(model.parameters()).device
-    check(model, torch.randn(4, *train.images.shape[1:], device=device))
+    noise = torch.randn(4, *splits.train.images.shape[1:], device=device)
+    settings = recipe.data
+    findings = [
+        *check_model(model, noise),
+        *examine_data(
+            splits,
+            unit=recipe.privacy.unit,
+            mean=settings.mean,
+            std=settings.std,
+            holdout=settings.holdout,
+        ),
+        *examine_plan(plan),
+        *examine_surroundings(),
+    ]
+    # A delta that large was refused by the plan already, unless it was forced.
+    void = [item for item in findings if item.severity == "void" and item.code != "delta-too-large"]
+    if void:
+        raise PrivacyError(
+            "void-guarantee",
+            " ".join(item.what for item in void),
+            why="The guarantee would not hold, whatever the figures say.",
+            fix=" ".join(item.cure for item in void),
+        )
+    return tuple(findings)
 
 
 def choose_device(name: str) -> torch.device:

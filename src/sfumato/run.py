@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,15 +20,17 @@ from sfumato.averaging import WeightAverage
 from sfumato.data import DataSplits
 from sfumato.errors import RunError
 from sfumato.evaluation import Scores, evaluate
+from sfumato.gradients import Choices
+from sfumato.features.rows import release_centre
 from sfumato.interruption import Interruption, deferred_interrupts
-from sfumato.model_card import model_card, no_privacy_statement
+from sfumato.ledger import Account, Ledger
 from sfumato.optimisation import Schedule, build_optimizer
 from sfumato.preparation import Prepared, ScoredSet, prepare
+from sfumato.publication import RunResult, publish
 from sfumato.recipe import Recipe, recipe_to_toml
-from sfumato.release import write_release
-from sfumato.report import write_report
-from sfumato.run_folder import RunFolder, describe_environment
-from sfumato.state import LineLog, RunState, load_state, save_state, write_json
+from sfumato.run_folder import RunFolder
+from sfumato.spending import plan_values
+from sfumato.state import LineLog, RunState, load_state, save_state
 from sfumato.training import StepRecord, fit, fit_without_privacy
 
 
@@ -48,18 +50,6 @@ class Observer(Protocol):
         """Something worth a sentence happened."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """A finished run."""
-
-    folder: Path
-    num_steps: int
-    privacy: dict[str, Any]
-    scores: Scores | None
-    scored_split: str | None
-    seconds: float
-
-
 def train(
     recipe: Recipe,
     *,
@@ -68,20 +58,36 @@ def train(
     force: bool = False,
     data: DataSplits | None = None,
     model: nn.Module | None = None,
+    ledger: Ledger | None = None,
     observer: Observer | None = None,
 ) -> RunResult:
     """Train as the recipe says and leave a finished run in ``out``.
 
     Guarantee: the released model is what ``release/privacy.json`` states, or there is no release. With
-    ``resume`` an interrupted run goes on under its own recipe and plan; a changed one is refused.
+    ``resume`` an interrupted run goes on under its own recipe and plan; a changed one is refused. Spending
+    is recorded in ``ledger``, by default the user's own, before it is used.
     """
     folder = RunFolder(Path(out))
     folder.check_usable(recipe, resume=resume)
     prepared = prepare(recipe, data=data, model=model, force=force)
+    book = ledger if ledger is not None else Ledger.open()
     with folder.opened(recipe_to_toml(recipe)), deferred_interrupts() as interruption:
-        run = Run.begin(prepared, folder, observer=observer)
+        run = Run.begin(prepared, folder, ledger=book, observer=observer)
         run.fit(interruption)
-        return run.finish(in_zoo=model is None)
+        result = publish(
+            prepared,
+            folder,
+            average=run.average,
+            num_steps=run.step,
+            seconds=run.seconds,
+            max_rows=run.max_rows,
+            scores=run.last_scores if prepared.monitored == prepared.final else None,
+            in_zoo=model is None,
+        )
+        if prepared.plan is not None:
+            run.account.spend(prepared.num_steps)  # after early stopping too: see stated_privacy
+        run.account.finish()
+        return result
 
 
 @dataclass
@@ -93,6 +99,7 @@ class Run:
     average: WeightAverage
     optimizer: torch.optim.Optimizer
     schedule: Schedule
+    account: Account
     observer: Observer | None
     metrics: LineLog
     sensitive: LineLog
@@ -106,9 +113,20 @@ class Run:
     last_save: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def begin(cls, prepared: Prepared, folder: RunFolder, *, observer: Observer | None) -> Run:
+    def begin(
+        cls, prepared: Prepared, folder: RunFolder, *, ledger: Ledger, observer: Observer | None
+    ) -> Run:
         """A new run, or the continuation of the one that ``folder`` holds."""
-        training = prepared.recipe.training
+        training, images = prepared.recipe.training, prepared.units.data
+        account = ledger.begin(
+            fingerprint=images.fingerprint,
+            name=images.name,
+            plan=prepared.plan,
+            folder=folder.state,
+            label=folder.path.name,
+            releasable=prepared.source.releasable,
+            image_ids=images.content_ids,
+        )
         optimizer = build_optimizer(
             training.optimizer,
             prepared.model,
@@ -127,6 +145,7 @@ class Run:
             average=WeightAverage.start(prepared.model, decay=training.ema_decay),
             optimizer=optimizer,
             schedule=schedule,
+            account=account,
             observer=observer,
             metrics=LineLog(folder.metrics),
             sensitive=LineLog(folder.sensitive),
@@ -135,8 +154,25 @@ class Run:
         if folder.has_state:
             run.restore()
         else:
+            run.release_centre()
             run.commit()
         return run
+
+    def release_centre(self) -> None:
+        """The private mean of fixed features: a release of its own, spent before it is used, once per run."""
+        prepared = self.prepared
+        if prepared.recipe.features is None:
+            return
+        if prepared.plan is not None:
+            self.account.spend(1)
+        release_centre(
+            prepared.model,
+            prepared.views,
+            prepared.units,
+            settings=prepared.recipe.features,
+            source=prepared.source,
+            private=prepared.plan is not None,
+        )
 
     def fit(self, interruption: Interruption) -> None:
         """Take the remaining steps."""
@@ -156,34 +192,6 @@ class Run:
             if self.stopped_early:
                 break
         self.commit()
-
-    def finish(self, *, in_zoo: bool) -> RunResult:
-        """Score the averaged weights, then write the release and the report."""
-        prepared = self.prepared
-        released = self.average.averaged(prepared.model)
-        scored, scores = prepared.final, None
-        if scored is not None:
-            scores = self.last_scores if scored == prepared.monitored else None
-            scores = scores or self._evaluate(released, scored)
-            write_json(
-                self.folder.scores(sensitive=scored.sensitive), {"split": scored.split, **scores.as_dict()}
-            )
-        privacy = self._privacy()
-        config = self._config(in_zoo=in_zoo)
-        public = scores if scored is not None and not scored.sensitive else None
-        card = model_card(config=config, privacy=privacy, scores=public, recipe=prepared.recipe)
-        environment = {**describe_environment(), "seconds": self.seconds, "max_rows": self.max_rows}
-        write_json(self.folder.environment, environment)
-        write_release(self.folder.release, model=released, config=config, privacy=privacy, card=card)
-        write_report([self.folder.path], self.folder.report)
-        return RunResult(
-            folder=self.folder.path,
-            num_steps=self.step,
-            privacy=privacy,
-            scores=scores,
-            scored_split=None if scored is None else scored.split,
-            seconds=self.seconds,
-        )
 
     def commit(self) -> None:
         """Save where the run stands: the logs first, then the state that makes their new lines valid."""
@@ -264,14 +272,13 @@ class Run:
             learning_rate=self.schedule,
             average=self.average,
             source=prepared.source,
-            spend=self.spend,
+            spend=self.account.spend,
             max_rows=self.max_rows,
             normalised_update=prepared.recipe.training.normalised_update,
+            # timing the engine's strategies would make a seeded run round differently each time
+            choices=Choices(deterministic=True) if prepared.recipe.training.seed is not None else None,
             start_step=self.step,
         )
-
-    def spend(self, num_steps: int) -> None:
-        """Record that ``num_steps`` steps have been spent, durably."""
 
     def _record(self, record: StepRecord) -> None:
         """Score if it is time, then keep the step's line for the next commit."""
@@ -330,33 +337,9 @@ class Run:
 
     def _identity(self) -> dict[str, Any]:
         """What may not change between start and resume, beside the recipe."""
-        plan = self.prepared.plan
         return {
             "fingerprint": self.prepared.units.data.fingerprint,
-            "plan": None if plan is None else plan.as_dict(),
-        }
-
-    def _privacy(self) -> dict[str, Any]:
-        """privacy.json: the guarantee of the steps that were taken."""
-        plan = self.prepared.plan
-        if plan is None:
-            return no_privacy_statement(self.prepared)
-        done = replace(plan, num_steps=self.step)  # fewer than planned after early stopping
-        return done.statement(releasable=self.prepared.source.releasable).as_dict()
-
-    def _config(self, *, in_zoo: bool) -> dict[str, Any]:
-        """config.json: how to rebuild and feed the model."""
-        prepared = self.prepared
-        settings, train_set = prepared.recipe.model, prepared.splits.train
-        return {
-            "model": {"name": settings.name if in_zoo else None, "options": dict(settings.options)},
-            "classes": list(train_set.classes),
-            "image_size": train_set.images.shape[-1],
-            "channels": train_set.images.shape[1],
-            "mean": list(prepared.views.mean),
-            "std": list(prepared.views.std),
-            "fit": prepared.recipe.data.fit,
-            "data": train_set.name,
+            "plan": plan_values(self.prepared.plan),
         }
 
     def _check_finite(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sfumato.averaging import WeightAverage
-from sfumato.gradients import ClippedSum, clipped_sum
+from sfumato.gradients import Choices, ClippedSum, clipped_sum
 from sfumato.privacy import Plan
 from sfumato.randomness import RandomSource
 from sfumato.sampling import FullBatch, PoissonSampling
@@ -46,6 +46,7 @@ def fit(
     spend: Callable[[int], None],
     max_rows: int,
     normalised_update: bool = True,
+    choices: Choices | None = None,
     start_step: int = 0,
 ) -> Iterator[StepRecord]:
     """Train ``model`` in place, yielding after every step.
@@ -64,7 +65,7 @@ def fit(
         microbatches = views.microbatches(
             units, indices, max_rows=max_rows, generator=generator, device=device
         )
-        total = clipped_total(model, microbatches, clip_norm=plan.clip_norm)
+        total = clipped_total(model, microbatches, clip_norm=plan.clip_norm, choices=choices)
         noisy = plan.noise(total, source=source, step=step)
         spend(step + 1)  # durable before the update is used
         rate = learning_rate(step)
@@ -106,7 +107,13 @@ def fit_without_privacy(
         yield _record(step, rate, began, losses=losses, norms=None, clip_norm=None)
 
 
-def clipped_total(model: nn.Module, microbatches: Iterable[Microbatch], *, clip_norm: float) -> ClippedSum:
+def clipped_total(
+    model: nn.Module,
+    microbatches: Iterable[Microbatch],
+    *,
+    clip_norm: float,
+    choices: Choices | None = None,
+) -> ClippedSum:
     """The clipped sum over all units of a batch, one microbatch in memory at a time.
 
     An empty batch gives zeros of the same sensitivity: an ordinary step of pure noise.
@@ -127,6 +134,8 @@ def clipped_total(model: nn.Module, microbatches: Iterable[Microbatch], *, clip_
             part.targets,
             clip_norm=clip_norm,
             unit_index=part.unit_index if part.num_units < len(part.inputs) else None,
+            microbatch_size=len(part.inputs),
+            choices=choices,
         )
     return total
 

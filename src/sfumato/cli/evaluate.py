@@ -1,0 +1,91 @@
+"""``sfumato evaluate``: the scores of a released model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sfumato.cli import echo_json
+from sfumato.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from sfumato.data import ImageSet
+    from sfumato.release import ReleasedModel
+
+
+@click.command("evaluate")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("data", required=False)
+@click.option("--split", type=click.Choice(["test", "val", "train"]), help="By default test, else val.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(run: Path, data: str | None, split: str | None, as_json: bool) -> None:
+    """Accuracy of a finished RUN (or of a release folder), overall and per class.
+
+    DATA is by default what the run was trained with. A folder without train/, val/ and test/ is used whole.
+    """
+    from sfumato.evaluation import scores
+    from sfumato.release import load
+
+    released = load(run)
+    name, images = _images(released, _data_name(run, released, data), split)
+    result = scores(released.logits(images.images), images.labels, released.classes)
+    if as_json:
+        echo_json({"split": name, "epsilon": released.privacy["epsilon"], **result.as_dict()})
+        return
+    from sfumato.model_card import headline
+
+    click.echo(f"{100 * result.accuracy:.2f} % of {result.num_examples:,} {name} images are right")
+    click.echo(f"balanced over classes {100 * result.balanced_accuracy:.2f} %", nl=False)
+    click.echo(
+        "" if result.top5_accuracy is None else f", top-5 {100 * result.top5_accuracy:.2f} %", nl=False
+    )
+    click.echo("" if result.auc is None else f", area under the ROC curve {result.auc:.4f}", nl=False)
+    click.echo()
+    width = max(len(label) for label in result.per_class)
+    for label, share in result.per_class.items():
+        click.echo(f"  {label:<{width}}  {'no images' if share is None else f'{100 * share:6.2f} %'}")
+    click.echo(headline(released.privacy))
+    if name != "test":
+        click.echo(f"Scores on {name} images are sensitive unless these images are public.", err=True)
+
+
+def _data_name(run: Path, released: ReleasedModel, data: str | None) -> str:
+    """The data to score on: as given, else the run's own, else the known set that the release names."""
+    if data is not None:
+        return data
+    recipe_file = run / "recipe.toml"
+    if recipe_file.is_file():
+        from sfumato.run_folder import RunFolder
+
+        stored = RunFolder(run).stored_recipe().data.name
+        if stored is not None:
+            return stored
+    from sfumato.data.known import KNOWN_SETS
+
+    if released.config["data"] in KNOWN_SETS:
+        return released.config["data"]
+    raise ConfigError(
+        "no-data", "the release does not say where its test images are", fix="Give DATA: a folder with test/."
+    )
+
+
+def _images(released: ReleasedModel, data: str, split: str | None) -> tuple[str, ImageSet]:
+    from sfumato.data import load_data
+
+    config: dict[str, Any] = released.config
+    splits = load_data(data, image_size=config["image_size"], channels=config["channels"], fit=config["fit"])
+    found = {"test": splits.test, "val": splits.val, "train": splits.train}
+    order = [split] if split is not None else ["test", "val", "train"]
+    name = next((key for key in order if found[key] is not None), None)
+    if name is None:
+        raise DataError("no-split", f"{data} has no {split} images", fix="Leave out --split, or add them.")
+    images = found[name]
+    if images.classes != released.classes:
+        raise DataError(
+            "other-classes",
+            f"{data} has the classes {', '.join(images.classes)}; the model {', '.join(released.classes)}",
+            fix="Name the class folders as the model's classes, all of them.",
+        )
+    return name, images

@@ -1,0 +1,49 @@
+"""``sfumato predict``: classify images with a released model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sfumato.cli import echo_json
+from sfumato.errors import DataError
+
+
+@click.command("predict")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(run: Path, images: tuple[Path, ...], as_json: bool) -> None:
+    """Classify IMAGES, files or folders of files, with a finished RUN or a release folder."""
+    from dataclasses import asdict
+
+    from sfumato.release import load
+
+    files = find_files(images)
+    predictions = load(run).predict(files)
+    if as_json:
+        echo_json(
+            [{"file": str(file), **asdict(each)} for file, each in zip(files, predictions, strict=True)]
+        )
+        return
+    width = max(len(str(file)) for file in files)
+    for file, each in zip(files, predictions, strict=True):
+        click.echo(f"{file!s:<{width}}  {each.label}  {100 * each.probability:.1f} %")
+
+
+def find_files(places: tuple[Path, ...]) -> list[Path]:
+    """The files named, and all image files below the folders named."""
+    from sfumato.data.decode import EXTENSIONS
+
+    files: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            files += sorted(path for path in place.rglob("*") if path.suffix.lower() in EXTENSIONS)
+        else:
+            files.append(place)
+    if not files:
+        raise DataError(
+            "no-images", f"no image files in {', '.join(map(str, places))}", fix="Give image files."
+        )
+    return files

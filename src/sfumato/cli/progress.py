@@ -1,0 +1,174 @@
+"""How a run looks while it runs: a live line on a terminal, plain lines elsewhere. All on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from sfumato.evaluation import Scores
+    from sfumato.preparation import Prepared, ScoredSet
+    from sfumato.training import StepRecord
+
+_PLAIN_SECONDS = 10.0  # between plain lines
+
+
+class PlainProgress:
+    """A line every few seconds, for log files and pipes."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.batch_size = 0.0
+        self.unit = "image"
+        self.clock = Clock()
+        self.last_line = 0.0
+        self.scored_text = ""
+
+    def started(self, prepared: Prepared, start_step: int) -> None:
+        self.num_steps, self.batch_size = prepared.num_steps, prepared.batch_size
+        self.unit = prepared.recipe.privacy.unit
+        self.clock = Clock(start_step)
+        echo_start(prepared, start_step)
+
+    def stepped(self, record: StepRecord, epsilon: float | None) -> None:
+        now = time.monotonic()
+        if now - self.last_line < _PLAIN_SECONDS and record.step < self.num_steps:
+            return
+        self.last_line = now
+        speed, left = self.clock.speed_and_left(record.step, self.num_steps)
+        budget = "no privacy" if epsilon is None else f"ε {epsilon:.3f}"
+        rate = f"{speed * self.batch_size:,.0f} {self.unit}s/s"
+        click.echo(f"step {record.step}/{self.num_steps}  {budget}  {rate}  {duration(left)} left", err=True)
+
+    def scored(self, step: int, scored: ScoredSet, scores: Scores) -> None:
+        click.echo(f"step {step}/{self.num_steps}  {scored_line(scored, scores)}", err=True)
+
+    def noted(self, text: str) -> None:
+        click.echo(text, err=True)
+
+    def close(self) -> None:
+        """Nothing to put away."""
+
+
+class LiveProgress:
+    """One line that is redrawn, with a bar."""
+
+    def __init__(self) -> None:
+        self.bar: Progress | None = None
+        self.task = 0
+        self.batch_size = 0.0
+        self.unit = "image"
+        self.clock = Clock()
+        self.num_steps = 0
+
+    def started(self, prepared: Prepared, start_step: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.num_steps, self.batch_size = prepared.num_steps, prepared.batch_size
+        self.unit, self.clock = prepared.recipe.privacy.unit, Clock(start_step)
+        echo_start(prepared, start_step)
+        self.bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[budget]}"),
+            TextColumn("{task.fields[speed]}"),
+            TextColumn("{task.fields[left]} left"),
+            TextColumn("{task.fields[score]}"),
+            console=Console(stderr=True),
+        )
+        fields = {"budget": "", "speed": "", "left": "…", "score": ""}
+        self.task = self.bar.add_task("", total=prepared.num_steps, completed=start_step, **fields)
+        self.bar.start()
+
+    def stepped(self, record: StepRecord, epsilon: float | None) -> None:
+        if self.bar is None:
+            return
+        speed, left = self.clock.speed_and_left(record.step, self.num_steps)
+        self.bar.update(
+            self.task,
+            completed=record.step,
+            budget="[bold red]NO PRIVACY" if epsilon is None else f"ε {epsilon:.3f}",
+            speed=f"{speed * self.batch_size:,.0f} {self.unit}s/s",
+            left=duration(left),
+        )
+
+    def scored(self, step: int, scored: ScoredSet, scores: Scores) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, score=scored_line(scored, scores))
+
+    def noted(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.console.print(text)
+
+    def close(self) -> None:
+        """Leave the terminal as it was, also after an error."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class Clock:
+    """Steps per second since the start, and what is left."""
+
+    def __init__(self, start_step: int = 0) -> None:
+        self.start_step, self.began = start_step, time.monotonic()
+
+    def speed_and_left(self, step: int, num_steps: int) -> tuple[float, float]:
+        speed = (step - self.start_step) / max(time.monotonic() - self.began, 1e-9)
+        return speed, (num_steps - step) / max(speed, 1e-9)
+
+
+def make_progress() -> PlainProgress | LiveProgress:
+    """What fits the place that standard error goes to."""
+    return LiveProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+def echo_start(prepared: Prepared, start_step: int) -> None:
+    """What is about to happen, in two lines."""
+    train, unit = prepared.splits.train, prepared.recipe.privacy.unit
+    parameters = sum(value.numel() for value in prepared.model.parameters() if value.requires_grad)
+    units = f"{len(prepared.units):,} {unit}s"
+    if unit == "patient":
+        units += f" with {len(train):,} images"
+    name = prepared.recipe.model.name
+    click.echo(
+        f"{name}, {parameters:,} trained parameters, on {train.name}: {units}, {len(train.classes)} classes; "
+        f"{prepared.num_steps:,} steps of {prepared.batch_size:,.0f} {unit}s expected.",
+        err=True,
+    )
+    plan = prepared.plan
+    if plan is None:
+        click.secho("NO PRIVACY: this run gives no guarantee to anybody.", fg="red", bold=True, err=True)
+    else:
+        click.echo(
+            f"Budget for each {unit}: ε = {plan.epsilon:.4g}, δ = {plan.delta:g}; noise multiplier "
+            f"{plan.noise_multiplier:.4g}, clip norm {plan.clip_norm:g}, {plan.accountant} accountant.",
+            err=True,
+        )
+        if not prepared.source.releasable:
+            click.secho(
+                "NOT RELEASABLE: with a seed, whoever knows it can subtract the noise.", fg="red", err=True
+            )
+    for finding in prepared.findings:
+        click.echo(f"{finding.severity}: {finding.what} {finding.cure}", err=True)
+    if start_step:
+        click.echo(f"Resumed after step {start_step}.", err=True)
+
+
+def scored_line(scored: ScoredSet, scores: Scores) -> str:
+    """An evaluation in a few words."""
+    note = " (sensitive)" if scored.sensitive else ""
+    return f"{scored.split} accuracy {100 * scores.accuracy:.1f} %{note}"
+
+
+def duration(seconds: float) -> str:
+    """Time for people: 0:42, 12:05, 3:10:00."""
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,205 @@
+"""``sfumato train``: from images to a private model with its guarantee."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sfumato.cli import echo_json
+
+if TYPE_CHECKING:
+    from sfumato.publication import RunResult
+    from sfumato.recipe import Recipe
+
+DEFAULT_RECIPE = "default/folder"
+
+
+@click.command("train")
+@click.argument("data", required=False)
+@click.option("--recipe", "recipe_name", help="A shipped recipe (sfumato recipes list) or a FILE.toml.")
+@click.option("--epsilon", type=float, help="Privacy budget ε: 8 is weak, 3 medium, 1 strong.")
+@click.option("--delta", type=float, help="δ; by default the largest power of ten below 1/N.")
+@click.option("--model", "model_name", help="A model of the zoo (sfumato models list).")
+@click.option("--unit", type=click.Choice(["image", "patient"]), help="What one guarantee protects.")
+@click.option("--patient-from", metavar="REGEX", help="Finds the patient in each file's path.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The run's folder.")
+@click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
+@click.option("--dry-run", is_flag=True, help="Check everything, show plan, memory and time; train nothing.")
+@click.option("--no-privacy", is_flag=True, help="Train without ANY guarantee: baselines, public data.")
+@click.option("--seed", type=int, help="Reproducible, and therefore not releasable.")
+@click.option("--force", is_flag=True, help="Accept a delta above 1/N.")
+@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Change any setting.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(
+    data: str | None,
+    recipe_name: str | None,
+    epsilon: float | None,
+    delta: float | None,
+    model_name: str | None,
+    unit: str | None,
+    patient_from: str | None,
+    out: Path | None,
+    resume: bool,
+    dry_run: bool,
+    no_privacy: bool,
+    seed: int | None,
+    force: bool,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Train a private model on DATA, a folder of images or a known data set.
+
+    The folder holds train/<class>/*.png and optional val/ and test/, or a manifest.csv. The result is
+    runs/NAME with the model in release/, a report, and the guarantee in whole sentences.
+    """
+    flags: dict[str, Any] = {
+        "data.name": _absolute(data),
+        "data.patient_from": patient_from,
+        "model.name": model_name,
+        "privacy.epsilon": epsilon,
+        "privacy.delta": delta,
+        "privacy.unit": unit,
+        "privacy.enabled": False if no_privacy else None,
+        "training.seed": seed,
+    }
+    recipe = assemble(
+        recipe_name,
+        {key: value for key, value in flags.items() if value is not None},
+        assignments,
+        out,
+        resume,
+    )
+    folder = out if out is not None else Path("runs") / default_name(recipe)
+    if dry_run:
+        _dry_run(recipe, folder, resume=resume, force=force, as_json=as_json)
+        return
+    echo_result(run_recipe(recipe, folder, resume=resume, force=force), as_json=as_json)
+
+
+def assemble(
+    recipe_name: str | None,
+    flags: dict[str, Any],
+    assignments: tuple[str, ...],
+    out: Path | None,
+    resume: bool,
+) -> Recipe:
+    """The recipe of this call: the named one (or the interrupted run's), then flags, then ``--set``."""
+    from sfumato.recipe import load_recipe, parse_assignment, with_settings
+    from sfumato.run_folder import RunFolder
+
+    if recipe_name is None and resume and out is not None:
+        recipe = RunFolder(out).stored_recipe()
+    else:
+        recipe = load_recipe(recipe_name or DEFAULT_RECIPE)
+    wishes = dict(parse_assignment(text) for text in assignments)
+    if "model.name" in flags and flags["model.name"] != recipe.model.name:
+        flags["model.options"] = {}  # another family has other options
+    asked = flags.get("privacy.epsilon", wishes.get("privacy.epsilon"))
+    if asked is not None and recipe.privacy.epsilon is None and "privacy.noise_multiplier" not in wishes:
+        flags["privacy.noise_multiplier"] = None  # a budget asked for replaces the recipe's fixed noise
+    return with_settings(recipe, {**flags, **wishes})
+
+
+def default_name(recipe: Recipe) -> str:
+    """A name for the run's folder, from what it trains."""
+    data = Path(recipe.data.name or "data").name
+    privacy = recipe.privacy
+    if not privacy.enabled:
+        budget = "no-privacy"
+    elif privacy.epsilon is not None:
+        budget = f"eps{privacy.epsilon:g}"
+    else:
+        budget = f"noise{privacy.noise_multiplier or 0:g}"
+    return f"{data}-{recipe.model.name}-{budget}"
+
+
+def run_recipe(recipe: Recipe, folder: Path, *, resume: bool, force: bool) -> RunResult:
+    """Train with a progress display."""
+    from sfumato.cli.progress import make_progress
+    from sfumato.run import train
+
+    progress = make_progress()
+    try:
+        return train(recipe, out=folder, resume=resume, force=force, observer=progress)
+    except KeyboardInterrupt:
+        progress.close()
+        if (folder / "state").is_dir():
+            click.echo(f"\nSaved. Continue with: sfumato train --resume --out {folder}", err=True)
+        raise
+    finally:
+        progress.close()
+
+
+def echo_result(result: RunResult, *, as_json: bool) -> None:
+    """Guarantee, accuracy and where everything lies."""
+    from sfumato.model_card import headline
+
+    folder, privacy, scores = result.folder, result.privacy, result.scores
+    if as_json:
+        echo_json(
+            {
+                "folder": str(folder),
+                "report": str(folder / "report.html"),
+                "num_steps": result.num_steps,
+                "seconds": result.seconds,
+                "split": result.scored_split,
+                "accuracy": None if scores is None else scores.accuracy,
+                "privacy": privacy,
+            }
+        )
+        return
+    click.echo()
+    if scores is not None:
+        share, split = f"{100 * scores.accuracy:.2f} %", result.scored_split
+        click.echo(f"Accuracy   {share} of {scores.num_examples:,} {split} images")
+    click.secho(f"Guarantee  {headline(privacy)}", fg=None if privacy["releasable"] else "red", bold=True)
+    click.echo(f"\n{privacy['statement']}\n")
+    click.echo(
+        f"Model      {folder / 'release'}   (may leave the house)"
+        if privacy["releasable"]
+        else f"Model      {folder / 'release'}   (must NOT leave the house)"
+    )
+    click.echo(f"Report     {folder / 'report.html'}")
+
+
+def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json: bool) -> None:
+    from sfumato.cli.progress import duration, echo_start
+    from sfumato.estimate import estimate
+    from sfumato.preparation import prepare
+    from sfumato.run_folder import RunFolder
+    from sfumato.spending import plan_values
+
+    RunFolder(folder).check_usable(recipe, resume=resume)
+    prepared = prepare(recipe, force=force)
+    cost = estimate(prepared)
+    if as_json:
+        plan = prepared.plan
+        echo_json(
+            {
+                "folder": str(folder),
+                "epsilon": None if plan is None else plan.epsilon,
+                "plan": plan_values(plan),
+                "releasable": prepared.releasable,
+                **asdict(cost),
+            }
+        )
+        return
+    echo_start(prepared, 0)
+    click.echo(f"Time       about {duration(cost.seconds)} ({cost.seconds_per_step:.3g} s per step)")
+    click.echo(
+        f"Memory     about {cost.memory_bytes / 2**30:.1f} GiB ({cost.microbatch_size} of "
+        f"{cost.rows_per_step:,} rows at once)"
+    )
+    click.echo(f"Folder     {folder}   (nothing was written)")
+
+
+def _absolute(data: str | None) -> str | None:
+    """A folder by its full path, so that a run can be resumed from anywhere; a known name as it is."""
+    if data is None:
+        return None
+    from sfumato.data.known import KNOWN_SETS
+
+    return data if data in KNOWN_SETS or not Path(data).exists() else str(Path(data).resolve())
