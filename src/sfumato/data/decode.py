@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -101,12 +102,12 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels")
+                raise Image.DecompressionBombError(f"({image.width * image.height} pixels)")
             yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(
             "image-too-large",
-            f"{path}: {error}.",
+            f"{path}: claims {_claimed_pixels(error)} pixels.",
             why=f"Images above {MAX_PIXELS:,} pixels are not decoded: a small file could fill the memory.",
             fix="Resize the image, or remove it if it does not belong there.",
         ) from error
@@ -118,6 +119,12 @@ def _opened(path: Path) -> Iterator[Image.Image]:
                 "missing-image", f"{path}: does not exist.", fix="Correct the path, or restore the file."
             ) from error
         raise _corrupt(path, str(error) or type(error).__name__) from error
+
+
+def _claimed_pixels(error: Exception) -> str:
+    """The number that Pillow's message gives in brackets."""
+    found = re.search(r"\((\d+) pixels\)", str(error))
+    return f"{int(found[1]):,}" if found else "too many"
 
 
 def _corrupt(path: Path, reason: str) -> DataError:
