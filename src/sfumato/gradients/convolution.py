@@ -1,7 +1,7 @@
 """Per-unit gradients of convolutions: three equal strategies.
 
-columns   the unit's weight gradient as a matrix product over its patches, laid out in a buffer that stays in
-          cache; the clipped sum is then one weighted sum over memory.
+columns   the unit's weight gradient as matrix products over its patches, laid out in a buffer that stays
+          in cache; the clipped sum is then one weighted sum over memory.
 library   the unit's weight gradient by one call of the library's convolution backward.
 gram      only the norm, |G|^2 = sum over positions s, t of <patch_s, patch_t> <g_s, g_t>; the clipped sum
           is one ordinary weight gradient with the rows of g scaled by their factors.
@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.gradients.call import Call, Strategy
-from sfumato.gradients.piece import Deferred, Materialised, Piece, squared_norms, zero_where_dropped
+from sfumato.gradients.piece import (
+    Deferred,
+    Materialised,
+    Piece,
+    squared_norms,
+    weighted_sum,
+    zero_where_dropped,
+)
 from sfumato.gradients.segments import Segments
 
 CACHE_VALUES = 1_500_000  # values of a work buffer that stay in the last-level cache beside its product
@@ -111,60 +118,117 @@ def by_library(conv: Convolution) -> Tensor:
     return result
 
 
-def channels_last(rows: Tensor) -> Tensor:
-    """(rows, channels, *space) -> (rows, *space, channels), a view."""
-    return rows.movedim(1, -1)
+class Patches:
+    """Lays out inputs so that every row of the kernel meets them as one matrix, in buffers used again and again.
+
+    The kernel's offsets along all spatial axes but the first are written out, the first is met by shifting:
+    [residue, line, view, *rest, offsets * channels], where input line = line * stride + residue. Kernel row
+    k then begins at residue (k * dilation) % stride, line (k * dilation) // stride, and its patches are
+    neighbours in memory. That copies the inputs k times instead of k * k times.
+    """
+
+    def __init__(self, conv: Convolution, units: int, views: int) -> None:
+        geometry, x = conv.geometry, conv.inputs
+        self.stride, self.dilation = geometry.stride[0], geometry.dilation[0]
+        self.out_space = tuple(conv.gradients.shape[2:])
+        channels, space = x.shape[1], x.shape[2:]
+        reach = self.dilation * (geometry.kernel[0] - 1) + self.stride * (self.out_space[0] - 1) + 1
+        lines = -(-max(reach, geometry.before[0] + space[0] + geometry.after[0]) // self.stride)
+        sides = zip(geometry.before[1:], space[1:], geometry.after[1:], strict=True)
+        padded = [lines * self.stride, *(before + size + after for before, size, after in sides)]
+        self.padded = x.new_zeros(units, views, *padded, channels)
+        inner = [slice(before, before + size) for before, size in zip(geometry.before, space, strict=True)]
+        self.interior = self.padded[(slice(None), slice(None), *inner)]
+        unit, view, line, *rest, _ = self.padded.stride()
+        shape = (units, self.stride, lines, views, *self.out_space[1:], *geometry.kernel[1:], channels)
+        moves = [step * stride for step, stride in zip(rest, geometry.stride[1:], strict=True)]
+        offsets = [step * dilation for step, dilation in zip(rest, geometry.dilation[1:], strict=True)]
+        strides = (unit, line, line * self.stride, view, *moves, *offsets, 1)
+        self.windows = self.padded.as_strided(shape, strides)
+        self.buffer = x.new_empty(shape)
+
+    def lay_out(self, inputs: Tensor) -> None:
+        """Take in (units, views, channels, *space)."""
+        units, views = inputs.shape[:2]
+        self.interior[:units, :views].copy_(inputs.movedim(2, -1))
+        self.buffer[:units, :, :, :views].copy_(self.windows[:units, :, :, :views])
+
+    def row(self, tap: int, units: int, views: int) -> Tensor:
+        """Patches under kernel row ``tap``: (units, lines * views * positions, offsets * channels)."""
+        start, residue = divmod(tap * self.dilation, self.stride)
+        patches = self.buffer[:units, residue, start : start + self.out_space[0], :views]
+        positions = self.out_space[0] * views * math.prod(self.out_space[1:])
+        return patches.reshape(units, positions, -1)
 
 
-def columns(inputs: Tensor, geometry: Geometry, out_space: tuple[int, ...]) -> Tensor:
-    """Patches of ``inputs``: (rows, *out_space, *kernel, channels), contiguous."""
-    pointwise = all(k == 1 for k in geometry.kernel) and all(s == 1 for s in geometry.stride)
-    padded = channels_last(pad(inputs, geometry)).contiguous()
-    if pointwise:
-        return padded.view(len(padded), *out_space, *geometry.kernel, padded.shape[-1])
+def unit_gradients(conv: Convolution, result: Tensor) -> Iterator[slice]:
+    """Fill ``result``, (kernel rows, units, out, offsets * in_channels), yielding the units just filled.
+
+    A unit's patches are one matrix of (lines * views * positions) x (offsets * channels): the product with
+    the output gradients sums over the unit's rows by itself.
+    """
+    kernel = conv.geometry.kernel
+    per_row = conv.gradients[0, 0].numel() * conv.inputs.shape[1] * math.prod(kernel[1:])
+    for group in conv.segments.groups:
+        inputs, gradients = group.split(conv.inputs), group.split(conv.gradients)
+        units = min(len(inputs), max(2, CACHE_VALUES // (per_row * group.size)))
+        views = max(1, min(group.size, CACHE_VALUES // (units * per_row)))
+        patches = Patches(conv, units, views)
+        for first in range(0, len(inputs), units):
+            some = slice(first, min(first + units, len(inputs)))
+            part = slice(group.units.start + first, group.units.start + some.stop)
+            for view in range(0, group.size, views):
+                x, g = inputs[some, view : view + views], gradients[some, view : view + views]
+                patches.lay_out(x)
+                g = g.movedim(2, -1).transpose(1, 2).reshape(len(x), -1, g.shape[2])
+                for tap in range(kernel[0]):
+                    row = patches.row(tap, *x.shape[:2])
+                    _add_product(result[tap, part], g, row, conv.geometry, fresh=view == 0)
+            yield part
+
+
+def _add_product(result: Tensor, g: Tensor, patches: Tensor, geometry: Geometry, *, fresh: bool) -> None:
+    """Add g^T patches of each unit to ``result``, or overwrite it where it is ``fresh``."""
+    if geometry.groups == 1:
+        torch.baddbmm(result, g.transpose(1, 2), patches, beta=0 if fresh else 1, out=result)
+        return
+    by_group = patches.unflatten(2, (math.prod(geometry.kernel[1:]), geometry.groups, -1))
+    g = g.unflatten(2, (geometry.groups, -1))
+    value = torch.einsum("utgo,utkgc->ugokc", g, by_group).flatten(3).flatten(1, 2)
+    result.copy_(value if fresh else result + value)
+
+
+@dataclass
+class ByKernelRow:
+    """Units' weight gradients as ``unit_gradients`` lays them out, and the way back to the weight's shape."""
+
+    gradients: Tensor  # (kernel rows, units, out, offsets * in_channels)
+    squared_norms: Tensor
+    shape: torch.Size
+    finish: Callable[[Tensor], Tensor] | None = None
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        total = self._in_shape(torch.stack([weighted_sum(part, factors) for part in self.gradients]))
+        return total if self.finish is None else self.finish(total)
+
+    def per_unit(self) -> Tensor:
+        each = [self._in_shape(gradient) for gradient in self.gradients.unbind(dim=1)]
+        return torch.stack(each if self.finish is None else [self.finish(gradient) for gradient in each])
+
+    def _in_shape(self, gradient: Tensor) -> Tensor:
+        """(kernel rows, out, offsets * in) -> the weight's own order of axes."""
+        out, channels, first, *rest = self.shape
+        return gradient.view(first, out, *rest, channels).movedim((1, -1), (0, 1)).contiguous()
+
+
+def unfold(inputs: Tensor, geometry: Geometry, out_space: tuple[int, ...]) -> Tensor:
+    """All patches written out: (rows, *out_space, *kernel, channels)."""
+    padded = pad(inputs, geometry).movedim(1, -1).contiguous()
     steps = padded.stride()[1:-1]
     moves = [step * stride for step, stride in zip(steps, geometry.stride, strict=True)]
     offsets = [step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True)]
     shape = (len(padded), *out_space, *geometry.kernel, padded.shape[-1])
     return padded.as_strided(shape, (padded.stride(0), *moves, *offsets, 1)).contiguous()
-
-
-def unit_gradients(conv: Convolution) -> Iterator[tuple[slice, Tensor]]:
-    """Weight gradients of a few units at a time, as (units, (units, out, kernel positions * in_channels)).
-
-    A unit's patches are laid out as one matrix of (rows * positions) x (kernel * channels): the product
-    with the output gradients sums over the unit's rows by itself.
-    """
-    out_space = tuple(conv.gradients.shape[2:])
-    per_row = math.prod(out_space) * conv.weight[0].numel() * conv.geometry.groups
-    for group in conv.segments.groups:
-        inputs, gradients = group.split(conv.inputs), group.split(conv.gradients)
-        units = max(2, CACHE_VALUES // (per_row * group.size))
-        views = max(1, min(group.size, CACHE_VALUES // (2 * per_row)))
-        for first in range(0, len(inputs), units):
-            chosen = slice(first, min(first + units, len(inputs)))
-            total = sum(
-                _product(inputs[chosen, v : v + views], gradients[chosen, v : v + views], conv.geometry)
-                for v in range(0, group.size, views)
-            )
-            yield slice(group.units.start + first, group.units.start + chosen.stop), total
-
-
-def _product(inputs: Tensor, gradients: Tensor, geometry: Geometry) -> Tensor:
-    """(units, rows, ...) operands -> (units, out_channels, kernel positions * in_channels per group)."""
-    units, out_space = len(inputs), tuple(gradients.shape[3:])
-    patches = columns(inputs.flatten(0, 1), geometry, out_space)
-    g = channels_last(gradients.flatten(0, 1)).reshape(units, -1, gradients.shape[2])
-    if geometry.groups == 1:
-        return torch.bmm(g.transpose(1, 2), patches.view(units, g.shape[1], -1))
-    g = g.unflatten(2, (geometry.groups, -1))
-    patches = patches.view(units, g.shape[1], math.prod(geometry.kernel), geometry.groups, -1)
-    return torch.einsum("utgo,utkgc->ugokc", g, patches).flatten(3).flatten(1, 2)
-
-
-def to_weight_shape(summed: Tensor, weight: Tensor) -> Tensor:
-    """(out, kernel positions * in) as ``unit_gradients`` gives it -> the weight's own order of axes."""
-    return summed.view(len(weight), *weight.shape[2:], weight.shape[1]).movedim(-1, 1).contiguous()
 
 
 def gram_products(conv: Convolution, gradients: Tensor) -> Tensor:
@@ -192,9 +256,8 @@ def _patch_gram(inputs: Tensor, geometry: Geometry, out_space: tuple[int, ...]) 
     """
     units, rows = inputs.shape[:2]
     if any(stride != 1 for stride in geometry.stride):
-        patches = columns(inputs.flatten(0, 1), geometry, out_space).reshape(
-            units, rows * math.prod(out_space), -1
-        )
+        patches = unfold(inputs.flatten(0, 1), geometry, out_space)
+        patches = patches.view(units, rows * math.prod(out_space), -1)
         return torch.bmm(patches, patches.transpose(1, 2))
     flat = inputs.transpose(1, 2).flatten(2)
     space = tuple(inputs.shape[3:])
@@ -303,12 +366,16 @@ def gram_pays(conv: Convolution) -> bool:
     return conv.geometry.groups == 1 and gram_multiply_adds(conv) < 2.5 * conv.multiply_adds
 
 
-def columns_piece(conv: Convolution) -> Materialised:
+def gradient_buffer(conv: Convolution) -> Tensor:
+    """Room for what ``unit_gradients`` fills in."""
+    out, channels, first, *rest = conv.weight.shape
+    return conv.weight.new_empty(first, conv.segments.num_units, out, math.prod(rest) * channels)
+
+
+def columns_piece(conv: Convolution) -> ByKernelRow:
     """The units' gradients by products over their patches, squared norms taken while still in cache."""
-    fan_in = conv.weight[0].numel()
-    gradients = conv.weight.new_empty(conv.segments.num_units, len(conv.weight), fan_in)
+    gradients = gradient_buffer(conv)
     norms = torch.empty(conv.segments.num_units, dtype=torch.float64, device=gradients.device)
-    for units, part in unit_gradients(conv):
-        gradients[units] = part
-        norms[units] = squared_norms(part)
-    return Materialised(gradients, norms, lambda summed: to_weight_shape(summed, conv.weight))
+    for units in unit_gradients(conv, gradients):
+        norms[units] = sum(squared_norms(part[units]) for part in gradients)
+    return ByKernelRow(gradients, norms, conv.weight.shape)

@@ -22,18 +22,19 @@ from torch import Tensor
 
 from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.convolution import (
+    ByKernelRow,
     Convolution,
     Geometry,
     bias_piece,
     by_library,
     deferred_sum,
+    gradient_buffer,
     gram_multiply_adds,
     gram_pays,
     gram_products,
     operands,
     pad,
     position_sums,
-    to_weight_shape,
     unit_gradients,
 )
 from sfumato.gradients.normalisation import position_products
@@ -115,22 +116,19 @@ def _keep(call: Call, pieces: dict[str, Piece]) -> dict[str, Piece]:
 
 
 def _columns_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
-    units, out, fan_in = conv.segments.num_units, len(conv.weight), filters.fan_in
-    gradients = conv.weight.new_empty(units, out, fan_in)
-    squares, sums, along = (conv.weight.new_empty(units, out) for _ in range(3))
-    # Both products of a channel's gradients, with its direction and with ones, in one pass over memory.
-    u = filters.direction.movedim(1, -1).reshape(out, fan_in)
-    against = torch.stack([u, torch.ones_like(u)], dim=2)
-    for part, values in unit_gradients(conv):
-        gradients[part] = values
-        squares[part] = torch.linalg.vector_norm(values, dim=2).square()
-        along[part], sums[part] = torch.bmm(values.transpose(0, 1), against).permute(2, 1, 0)
-
-    def finish(summed: Tensor) -> Tensor:
-        return filters.project(to_weight_shape(summed, conv.weight))
-
+    gradients = gradient_buffer(conv)
+    squares, sums, along = (conv.weight.new_zeros(gradients.shape[1:3]) for _ in range(3))
+    directions = filters.direction.movedim((2, 1), (0, -1)).reshape(len(gradients), *gradients.shape[2:])
+    for units in unit_gradients(conv, gradients):  # while they are in cache
+        for part, direction in zip(gradients[:, units], directions, strict=True):
+            squares[units] += torch.linalg.vector_norm(part, dim=2).square()
+            sums[units] += part.sum(dim=2)
+            along[units] += (part * direction).sum(dim=2)
     norms = filters.squared_norms(squares, sums, along)
-    return {"weight": Materialised(gradients, norms, finish), "gain": _gain(along)}
+    return {
+        "weight": ByKernelRow(gradients, norms, conv.weight.shape, filters.project),
+        "gain": _gain(along),
+    }
 
 
 def _library_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
@@ -167,9 +165,13 @@ def _box_sums(conv: Convolution) -> Tensor:
     """Sum over each patch, per output position and channel: (rows, out_channels or 1, *out_space)."""
     geometry, groups = conv.geometry, conv.geometry.groups
     summed = pad(conv.inputs, geometry).unflatten(1, (groups, -1)).sum(dim=2)
-    ones = summed.new_ones(groups, 1, *geometry.kernel)
-    boxes = torch.nn.functional.conv2d(summed, ones, None, geometry.stride, 0, geometry.dilation, groups)
-    return boxes.repeat_interleave(conv.gradients.shape[1] // groups, dim=1) if groups > 1 else boxes
+    for axis, outputs in enumerate(conv.gradients.shape[2:], start=2):
+        kernel, stride = geometry.kernel[axis - 2], geometry.stride[axis - 2]
+        starts = [tap * geometry.dilation[axis - 2] for tap in range(kernel)]
+        window = (outputs - 1) * stride + 1
+        step = tuple(slice(None, None, stride if i == axis else 1) for i in range(summed.dim()))
+        summed = sum(summed.narrow(axis, start, window)[step] for start in starts)
+    return summed.repeat_interleave(conv.gradients.shape[1] // groups, dim=1) if groups > 1 else summed
 
 
 def _gain(along: Tensor) -> Materialised:
