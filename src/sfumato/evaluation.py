@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sfumato.data import ImageSet, normalise
+from sfumato.features.cache import features_of
+from sfumato.models.fixed_features import FeatureClassifier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +61,20 @@ def evaluate(
     std: tuple[float, ...],
     batch_size: int = 256,
 ) -> Scores:
-    """All scores of ``model`` on ``data``."""
-    logits = predict_logits(model, data.images, mean=mean, std=std, batch_size=batch_size)
+    """All scores of ``model`` on ``data``. Fixed features are taken from their cache, or computed into it."""
+    if isinstance(model, FeatureClassifier):
+        rows = features_of(model.extractor, data.images)
+        logits = predict_rows(model, rows)
+    else:
+        logits = predict_logits(model, data.images, mean=mean, std=std, batch_size=batch_size)
     return scores(logits, data.labels, data.classes)
+
+
+@torch.inference_mode()
+def predict_rows(model: FeatureClassifier, rows: Tensor, *, batch_size: int = 4096) -> Tensor:
+    """Logits (N, classes) of rows of features, on the CPU."""
+    device = model.centre.device
+    return torch.cat([model(part.to(device)).float().cpu() for part in rows.split(batch_size)])
 
 
 def scores(logits: Tensor, labels: Tensor, classes: tuple[str, ...]) -> Scores:

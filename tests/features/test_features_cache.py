@@ -14,9 +14,10 @@ from sfumato.features.cache import checksum, compute_features, features_of
 class Counting(nn.Module):
     """Mean pixel times a weight, and how often it was asked."""
 
-    def __init__(self, weight: float = 2.0) -> None:
+    def __init__(self, weight: float = 2.0, size: int = 32) -> None:
         super().__init__()
         self.register_buffer("weight", torch.tensor(weight))
+        self.described = {"size": size}
         self.calls = 0
 
     def forward(self, images):
@@ -40,25 +41,25 @@ def test_features_come_in_the_order_of_the_images_with_progress(images):
 
 def test_the_second_time_nothing_is_computed(images, tmp_path):
     module = Counting()
-    first = features_of(module, images, described={"name": "counting"}, folder=tmp_path)
+    first = features_of(module, images, folder=tmp_path)
     calls = module.calls
-    second = features_of(module, images, described={"name": "counting"}, folder=tmp_path)
+    second = features_of(module, images, folder=tmp_path)
     assert torch.equal(first, second)
     assert module.calls == calls > 0
-    features_of(Counting(3.0), images, described={"name": "counting"}, folder=tmp_path)
+    features_of(Counting(3.0), images, folder=tmp_path)
     assert len(list(tmp_path.glob("*.npy"))) == 2
 
 
 def test_any_change_of_weights_images_order_or_preprocessing_is_another_entry(images):
-    key = checksum(Counting(), images, {"size": 32})
-    assert key == checksum(Counting(), images.clone(), {"size": 32})
+    key = checksum(Counting(), images)
+    assert key == checksum(Counting(), images.clone())
     changed = images.clone()
     changed[5, 1, 2, 3] += 1
     others = [
-        checksum(Counting(2.0000002), images, {"size": 32}),
-        checksum(Counting(), changed, {"size": 32}),
-        checksum(Counting(), images.flip(0), {"size": 32}),
-        checksum(Counting(), images, {"size": 33}),
+        checksum(Counting(2.0000002), images),
+        checksum(Counting(), changed),
+        checksum(Counting(), images.flip(0)),
+        checksum(Counting(size=33), images),
     ]
     assert len({key, *others}) == 5
 
@@ -71,14 +72,14 @@ def test_a_failure_in_the_middle_leaves_no_entry(images, tmp_path):
             return super().forward(rows)
 
     with pytest.raises(MemoryError):
-        features_of(Failing(), images, described={}, folder=tmp_path)
+        features_of(Failing(), images, folder=tmp_path)
     assert list(tmp_path.glob("*.npy")) == []
-    features_of(Counting(), images, described={}, folder=tmp_path)
+    features_of(Counting(), images, folder=tmp_path)
     assert len(list(tmp_path.glob("*.npy"))) == 1
 
 
 def test_entries_are_readable_by_their_owner_only_and_cannot_be_changed_through_the_tensor(images, tmp_path):
-    rows = features_of(Counting(), images, described={}, folder=tmp_path)
+    rows = features_of(Counting(), images, folder=tmp_path)
     entry = next(tmp_path.glob("*.npy"))
     assert entry.stat().st_mode & 0o077 == 0
     before = entry.read_bytes()
@@ -90,4 +91,4 @@ def test_a_place_that_cannot_be_written_is_named(images, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     with pytest.raises(DataError, match="cache-not-writable"):
-        features_of(Counting(), images, described={}, folder=blocked)
+        features_of(Counting(), images, folder=blocked)

@@ -50,6 +50,8 @@ class BackboneFeatures(nn.Module):
             mirror,
             low_precision,
         )
+        self.described = {"backbone": 1, "size": input_size, "mirror": mirror, "low_precision": low_precision}
+        self.described |= {"mean": mean, "std": std}
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 

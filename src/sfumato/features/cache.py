@@ -9,7 +9,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,26 +36,25 @@ def features_of(
     module: nn.Module,
     images: Tensor,
     *,
-    described: Mapping[str, object],
     folder: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Tensor:
     """Features (N, d) float32 of uint8 images, memory-mapped from the cache; computed if they are not there.
 
-    ``described`` names the module and its preprocessing in JSON values. The entry's name is a checksum of it,
-    of the module's weights and of the images in their order, so a change of any of them is another entry.
+    ``module.described`` holds, in JSON values, what its weights do not tell of its preprocessing. The entry's
+    name is a checksum of it, of the weights and of the images in order: a change of any is another entry.
     """
-    entry = (folder or cache_home()) / f"{checksum(module, images, described)}.npy"
+    entry = (folder or cache_home()) / f"{checksum(module, images)}.npy"
     if not entry.is_file():
         _write(entry, compute_features(module, images, on_progress=on_progress))
     # "c": pages are copied on write, so nothing changes the file through the tensor
     return torch.from_numpy(np.load(entry, mmap_mode="c", allow_pickle=False))
 
 
-def checksum(module: nn.Module, images: Tensor, described: Mapping[str, object]) -> str:
+def checksum(module: nn.Module, images: Tensor) -> str:
     """40 hexadecimal digits that change with the weights, the images, their order or the description."""
-    digest = hashlib.sha256(_VERSION.encode())
-    digest.update(json.dumps(described, sort_keys=True).encode())
+    digest = hashlib.sha256(f"{_VERSION} {type(module).__name__}".encode())
+    digest.update(json.dumps(module.described, sort_keys=True).encode())
     for name, value in sorted(module.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().contiguous().numpy())

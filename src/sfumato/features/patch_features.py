@@ -95,6 +95,7 @@ class PatchFeatures(nn.Module):
     ) -> None:
         super().__init__()
         self.image_size, self.in_channels = image_size, in_channels
+        self.described = {"patches": 1, "size": image_size, "grid": grid, "spread": spread}
         stride = max(1, image_size // 32)
         self.layers = nn.ModuleList(
             [PatchLayer(in_channels, patch_size=6, num_patches=num_patches, stride=stride)]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sfumato.accounting import SampledGaussian
 from sfumato.data import ImageSet
 from sfumato.data.workspace import workspace
+from sfumato.errors import ConfigError
 from sfumato.features.cache import OnProgress, cache_home, checksum, features_of
 from sfumato.features.head import private_mean
 from sfumato.models.fixed_features import FeatureClassifier
@@ -107,6 +108,13 @@ def release_centre(
         model.centre.copy_(centre)
 
 
+def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int, delta: float) -> Recipe:
+    """The recipe with what its images and its budget determine; unchanged if it has no [features]."""
+    if recipe.features is None:
+        return recipe
+    return with_budget_settings(with_image_size(recipe, train), num_units=num_units, delta=delta)
+
+
 def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float) -> Recipe:
     """The recipe with steps and learning rate for its budget, where it leaves the steps open.
 
@@ -114,7 +122,7 @@ def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float) -> Rec
     the rate with its two-thirds power: one rule for every ε and every number of images.
     """
     settings, training = recipe.features, recipe.training
-    if settings is None or training.num_steps is not None or training.num_epochs is not None:
+    if training.num_steps is not None or training.num_epochs is not None:
         return recipe
     ratio = _NO_NOISE
     if recipe.privacy.enabled and recipe.privacy.epsilon is not None:
@@ -143,14 +151,22 @@ def with_image_size(recipe: Recipe, images: ImageSet) -> Recipe:
     return replace(recipe, model=replace(recipe.model, options=options))
 
 
-def fit_extractor(model: FeatureClassifier, recipe: Recipe, *, folder: Path | None = None) -> None:
+def fit_extractor(model: nn.Module, recipe: Recipe, *, folder: Path | None = None) -> None:
     """Fit the features on generated images, or take them from the cache; no private image enters."""
+    if recipe.features is None:
+        return
+    if not isinstance(model, FeatureClassifier):
+        raise ConfigError(
+            "no-fixed-features",
+            f"the recipe has a [features] section, but {recipe.model.name} has no fixed features.",
+            fix="Remove the section, or use a model such as patches, scatter or efficientnet_lite0_features.",
+        )
     if not hasattr(model.extractor, "fit"):
         return
     seed = recipe.features.seed
     nothing = torch.zeros(0, 1, 1, 1, dtype=torch.uint8)
-    key = checksum(model.extractor, nothing, {"fit": 1, "seed": seed, **_description(recipe)})
-    entry = (folder or cache_home()) / f"extractor-{key}.safetensors"
+    key = checksum(model.extractor, nothing)  # of the unfitted module: its shapes and settings
+    entry = (folder or cache_home()) / f"extractor-{key}-{seed}.safetensors"
     if not entry.is_file():
         model.extractor.fit(seed=seed)
         weights = {name: value.contiguous() for name, value in model.extractor.state_dict().items()}
@@ -160,15 +176,10 @@ def fit_extractor(model: FeatureClassifier, recipe: Recipe, *, folder: Path | No
     model.extractor.load_state_dict(load_file(entry))
 
 
-def _description(recipe: Recipe) -> dict[str, object]:
-    return {"model": recipe.model.name, "options": dict(recipe.model.options)}
-
-
 def feature_views(
     model: nn.Module, recipe: Recipe, train: ImageSet, *, on_progress: OnProgress | None = None
-) -> FeatureViews:
-    """The training images' features, from the cache if they are there."""
-    described = _description(recipe)
-    return FeatureViews(
-        features=features_of(model.extractor, train.images, described=described, on_progress=on_progress)
-    )
+) -> FeatureViews | None:
+    """The training images' features, from the cache if they are there; None without a [features] section."""
+    if recipe.features is None:
+        return None
+    return FeatureViews(features=features_of(model.extractor, train.images, on_progress=on_progress))

@@ -30,6 +30,7 @@ class ScatterFeatures(nn.Module):
     ) -> None:
         super().__init__()
         self.image_size, self.in_channels = image_size, in_channels
+        self.described = {"scatter": 1, "size": image_size, "grid": grid, "spread": spread}
         self.shrink = max(1, image_size // 32)
         self.scattering = Scattering()
         side = -(-(image_size // self.shrink) // 4)
