@@ -20,8 +20,8 @@ from sfumato.averaging import WeightAverage
 from sfumato.data import DataSplits
 from sfumato.errors import RunError
 from sfumato.evaluation import Scores, evaluate
-from sfumato.gradients import Choices
 from sfumato.features.rows import release_centre
+from sfumato.gradients import Choices
 from sfumato.interruption import Interruption, deferred_interrupts
 from sfumato.ledger import Account, Ledger
 from sfumato.optimisation import Schedule, build_optimizer
