@@ -118,7 +118,7 @@ def discretisation(events: tuple[Event, ...], neighbouring: Neighbouring) -> flo
     The overstatement was measured to be near 1.5·T·interval²/ε² of ε.
     """
     sampled_steps = sum(event.num_steps for event in events if event.sampling_rate < 1)
-    wanted = 0.008 * _rough_epsilon(events, neighbouring) / math.sqrt(max(sampled_steps, 16))
+    wanted = 0.008 * _rough_epsilon(events, neighbouring) / math.sqrt(max(sampled_steps, 64))
     return 2.0 ** math.floor(
         math.log2(max(wanted, 1e-7))
     )  # a power of two: nearby plans share the cached part
