@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_WIDTH, _HEIGHT = 640, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 18, 14, 44
+_WIDTH, _HEIGHT = 520, 290  # about the size on the page, so that letters keep theirs
+_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 14, 14, 46
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,12 @@ def line_chart(
 
 def bar_chart(values: Sequence[tuple[str, float | None]], *, label: str) -> str:
     """Horizontal bars of shares between 0 and 1, each with its figure."""
-    row, name_width = 26, 150
-    full = _WIDTH - name_width - 70
+    row = 34 if len(values) <= 12 else 24
+    name_width = _label_width([name for name, _ in values])
+    full = _WIDTH - name_width - 66
     parts = []
     for number, (name, share) in enumerate(values):
-        y = number * row
+        y = number * row + (row - 26) / 2
         width = full * (share or 0.0)
         figure = "no images" if share is None else f"{100 * share:.1f} %"
         parts.append(
@@ -66,8 +67,9 @@ def bar_chart(values: Sequence[tuple[str, float | None]], *, label: str) -> str:
 def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
     """True classes down, predicted ones across; each row's shades are shares of that true class."""
     count = len(classes)
-    margin = 110 if count <= 30 else 30
-    cell = max(4.0, min(44.0, (_WIDTH - margin - 20) / count))
+    margin = _label_width(classes) if count <= 30 else 12
+    slant = margin * 0.35 if count <= 30 else 12  # the last slanted name needs room on its right
+    cell = max(3.0, min(44.0, (_WIDTH - margin - slant) / count))
     side = cell * count
     parts = []
     for row, counts in enumerate(matrix):
@@ -79,7 +81,8 @@ def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> 
             title = f"{classes[row]} taken for {classes[column]}: {number} of {total}"
             parts.append(
                 f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{cell - 1:.1f}" '
-                f'height="{cell - 1:.1f}" fill-opacity="{_shade(share):.3f}"><title>{escape(title)}</title></rect>'
+                f'height="{cell - 1:.1f}" fill-opacity="{_shade(share):.3f}">'
+                f"<title>{escape(title)}</title></rect>"
             )
             if cell >= 22 and number:
                 tone = "light" if _shade(share) > 0.55 else "dark"
@@ -97,7 +100,7 @@ def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> 
                 f"{_short(name)}</text>"
             )
     label = "confusion matrix: true classes down, predicted across"
-    return _svg(margin + side + 60, margin + side + 4, label, "".join(parts), css="confusion")
+    return _svg(margin + side + slant, margin + side + 4, label, "".join(parts), css="confusion")
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,11 @@ def _number(value: float, percent: bool) -> str:
 def _shade(share: float) -> float:
     """Opacity for a share: small confusions stay visible."""
     return 0.04 + 0.96 * share**0.6
+
+
+def _label_width(names: Sequence[str]) -> float:
+    """Room for the longest name as it is shown."""
+    return 22 + 7.2 * min(18, max((len(name) for name in names), default=0))
 
 
 def _short(name: str) -> str:

@@ -46,11 +46,9 @@ class RunRecord:
 
     @property
     def spending(self) -> list[tuple[float, float]]:
-        """(step, epsilon), thinned to what a chart can show."""
-        points = [(line["step"], line["epsilon"]) for line in self.metrics if line["epsilon"] is not None]
-        stride = max(1, len(points) // 200)
-        kept = points[::stride]
-        return [(0, 0.0), *kept, *points[-1:]] if points else []
+        """(step, epsilon) at the steps for which it was computed; between two the later value is recorded."""
+        points = {line["epsilon"]: line["step"] for line in self.metrics if line["epsilon"] is not None}
+        return [(0, 0.0), *((step, epsilon) for epsilon, step in points.items())] if points else []
 
 
 def read_run(path: Path) -> RunRecord:
@@ -181,7 +179,8 @@ def _classes(record: RunRecord) -> str:
         )
     bars = bar_chart(list(record.scores["per_class"].items()), label="recall per class")
     matrix = confusion_chart(record.scores["confusion"], list(record.scores["per_class"]))
-    return f'<section class="pair">{_figure("Per class", bars)}{_figure("Confusion", matrix)}</section>'
+    right = _figure("Confusion: true class down, predicted across", matrix)
+    return f'<section class="pair">{_figure("Per class", bars)}{right}</section>'
 
 
 def _details(record: RunRecord) -> str:
