@@ -18,7 +18,8 @@ from pathlib import Path
 
 import click
 
-COLUMNS = "recipe data seed metric value epsilon delta minutes hardware commit command".split()
+COLUMNS = ["recipe", "data", "seed", "metric", "value", "epsilon", "delta", "minutes"]
+COLUMNS += ["hardware", "commit", "command"]
 TABLE = Path(__file__).with_name("results.csv")
 
 
