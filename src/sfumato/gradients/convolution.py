@@ -28,7 +28,7 @@ from sfumato.gradients.piece import (
 )
 from sfumato.gradients.segments import Segments
 
-CACHE_VALUES = 1_500_000  # values of a work buffer that stay in the last-level cache beside its product
+CACHE_VALUES = 1_600_000  # values of a work buffer that stay in the last-level cache beside its product
 GRAM_VALUES = 1_000_000
 
 
@@ -171,7 +171,7 @@ def unit_gradients(conv: Convolution, result: Tensor) -> Iterator[slice]:
     per_row = conv.gradients[0, 0].numel() * conv.inputs.shape[1] * math.prod(kernel[1:])
     for group in conv.segments.groups:
         inputs, gradients = group.split(conv.inputs), group.split(conv.gradients)
-        units = min(len(inputs), max(2, CACHE_VALUES // (per_row * group.size)))
+        units = min(len(inputs), _shared_evenly(CACHE_VALUES // (per_row * group.size)))
         views = max(1, min(group.size, CACHE_VALUES // (units * per_row)))
         patches = Patches(conv, units, views)
         for first in range(0, len(inputs), units):
@@ -185,6 +185,12 @@ def unit_gradients(conv: Convolution, result: Tensor) -> Iterator[slice]:
                     row = patches.row(tap, *x.shape[:2])
                     _add_product(result[tap, part], g, row, conv.geometry, fresh=view == 0)
             yield part
+
+
+def _shared_evenly(units: int) -> int:
+    """At most so many units, but as many for every thread: the products of a pass are divided by units."""
+    threads = torch.get_num_threads()
+    return max(1, units // threads) * threads
 
 
 def _add_product(result: Tensor, g: Tensor, patches: Tensor, geometry: Geometry, *, fresh: bool) -> None:

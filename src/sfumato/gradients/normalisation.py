@@ -11,7 +11,7 @@ from sfumato.errors import PrivacyError
 from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.piece import Materialised, Piece
 
-CHUNK_VALUES = 262_144  # values whose product stays in cache until it is summed
+CHUNK_VALUES = 1_048_576  # values whose product stays in cache until it is summed
 
 
 def position_products(first: Tensor, second: Tensor) -> Tensor:

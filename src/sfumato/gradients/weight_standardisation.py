@@ -117,13 +117,13 @@ def _keep(call: Call, pieces: dict[str, Piece]) -> dict[str, Piece]:
 
 def _columns_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
     gradients = gradient_buffer(conv)
-    squares, sums, along = (conv.weight.new_zeros(gradients.shape[1:3]) for _ in range(3))
-    directions = filters.direction.movedim((2, 1), (0, -1)).reshape(len(gradients), *gradients.shape[2:])
+    squares, sums, along = (conv.weight.new_empty(gradients.shape[1:3]) for _ in range(3))
+    directions = filters.direction.movedim((2, 1), (0, -1)).reshape(len(gradients), 1, *gradients.shape[2:])
     for units in unit_gradients(conv, gradients):  # while they are in cache
-        for part, direction in zip(gradients[:, units], directions, strict=True):
-            squares[units] += torch.linalg.vector_norm(part, dim=2).square()
-            sums[units] += part.sum(dim=2)
-            along[units] += (part * direction).sum(dim=2)
+        part = gradients[:, units]
+        squares[units] = torch.linalg.vector_norm(part, dim=3).square().sum(dim=0)
+        sums[units] = part.sum(dim=3).sum(dim=0)
+        along[units] = (part * directions).sum(dim=3).sum(dim=0)
     norms = filters.squared_norms(squares, sums, along)
     return {
         "weight": ByKernelRow(gradients, norms, conv.weight.shape, filters.project),
