@@ -118,10 +118,28 @@ class ModeDependent(Block):
         return F.dropout(self.conv(x), 0.5, training=self.training)
 
 
-@pytest.mark.parametrize("kind", [Block, InPlace, ThreeTerms])
+class DropPath(nn.Module):
+    """Stochastic depth as timm has it: by example, in training only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return x * torch.bernoulli(torch.full((x.shape[0], 1, 1, 1), 0.5))
+
+
+class StochasticDepth(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop_path = DropPath()
+
+    def branch(self, x: Tensor) -> Tensor:
+        return self.drop_path(self.conv(x))
+
+
+@pytest.mark.parametrize("kind", [Block, InPlace, ThreeTerms, StochasticDepth])
 def test_additions_are_found_however_they_are_written(kind: type[nn.Module]) -> None:
     x = torch.randn(2, 4, 6, 6)
-    model = kind()
+    model = kind().eval()
     scaled, changes = add_scale_norm(model, x, groups=2)
     assert len(changes) == 1
     with torch.no_grad():

@@ -6,7 +6,15 @@ import pytest
 import torch
 from private_step import assert_private_step_is_exact, changes_with_another_example
 from torch import nn
-from users_models import ConvNextLike, MobileNetLike, TiedNet, TorchAttention, VitLike
+from users_models import (
+    ConvNextLike,
+    FoldedVit,
+    MobileNetLike,
+    TiedNet,
+    TorchAttention,
+    VectorNorm,
+    VitLike,
+)
 
 import sfumato
 
@@ -22,8 +30,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
         lambda: VitLike(attention=TorchAttention),
         lambda: sfumato.make_private_ready(MobileNetLike())[0],
         lambda: sfumato.make_private_ready(TiedNet())[0],
+        FoldedVit,
+        lambda: sfumato.make_private_ready(VectorNorm())[0],
     ],
-    ids=["ConvNeXt", "ViT", "ViT-MultiheadAttention", "MobileNet", "tied"],
+    ids=["ConvNeXt", "ViT", "ViT-MultiheadAttention", "MobileNet", "tied", "MobileViT", "vectors"],
 )
 def test_users_models_take_exact_private_steps(build: type[nn.Module]) -> None:
     torch.manual_seed(0)

@@ -149,3 +149,35 @@ class TiedNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.norm1(self.conv(self.stem(x))))
         return self.head(torch.relu(self.norm2(self.conv(x))).mean([2, 3]))
+
+
+class FoldedVit(nn.Module):
+    """As in MobileViT: pixels of a patch are folded into the batch, so layers see more rows than images."""
+
+    def __init__(self, dim: int = 8, num_classes: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, dim, 3, stride=2, padding=1)
+        self.transformer = nn.Sequential(VitBlock(dim, Attention(dim, 2)), VitBlock(dim, Attention(dim, 2)))
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        batch, dim, height, width = x.shape
+        patches = x.reshape(batch, dim, height // 2, 2, width // 2, 2).permute(0, 3, 5, 2, 4, 1)
+        tokens = self.norm(self.transformer(patches.reshape(batch * 4, -1, dim)))
+        return self.head(tokens.reshape(batch, -1, dim).mean(1))
+
+
+class VectorNorm(nn.Module):
+    """A norm on vectors, as heads with BatchNorm1d have it, and one learnt temperature without a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3 * 8 * 8, 12)
+        self.norm = nn.BatchNorm1d(12)
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.temperature * self.head(torch.relu(self.norm(self.embed(x.flatten(1)))))

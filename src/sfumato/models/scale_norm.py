@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,11 +26,23 @@ _OPAQUE = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.Transforme
 
 
 class _Tracer(fx.Tracer):
-    """Sees the layers of PyTorch and of sfumato.layers as single steps, and the inside of everything else."""
+    """Sees layers as single steps, and the inside of everything that is built from layers.
+
+    A layer is what PyTorch or sfumato.layers brings, and any module without children and parameters that
+    takes one tensor: an activation, a pool, a stochastic depth, which may act differently in training.
+    """
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         known = super().is_leaf_module(m, module_qualified_name)
-        return known or type(m).__module__.startswith("sfumato.layers")
+        return known or isinstance(m, _NORMS) or type(m).__module__.startswith("sfumato.layers")
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        simple = not list(m.children()) and not list(m.parameters()) and len(args) == 1 and not kwargs
+        if simple and isinstance(args[0], fx.Proxy):
+            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
 
 def add_scale_norm(
