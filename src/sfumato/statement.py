@@ -140,7 +140,7 @@ def _guarantee(plan: Plan, mu: float, kind: str, error: float) -> str:
     return (
         f"Its weights are (ε = {round_up(plan.epsilon)}, δ = {plan.delta:g})-differentially private when "
         f"{change} the training data, by {_ACCOUNTANTS[plan.accountant]} ({plan.accountant}), {gdp} μ = "
-        f"{mu:.3g} in Gaussian differential privacy. Whoever tests from the model whether a certain "
+        f"{round_up(mu)} in Gaussian differential privacy. Whoever tests from the model whether a certain "
         f"{plan.unit} was in the training data, and wrongly accuses 1 % of those that were not, finds at "
         f"most {100 * (1 - error):.3g} % of those that were."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,12 +17,22 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
+_HOPELESS = 300.0
 _DISCRETE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
 
 
 def needs_rdp(events: Sequence[Event]) -> bool:
     """Whether the events' proofs are in Rényi DP, so that no loss distribution is known for them."""
     return any(isinstance(event, Selection) or event.discrete for event in events)
+
+
+def is_hopeless(events: tuple[Event, ...], neighbouring: Neighbouring, *, group_size: int = 1) -> bool:
+    """Whether ε is in the hundreds, its loss distribution not worth its memory; RDP bounds it then."""
+    if group_size > 1:
+        events = tuple(
+            replace(event, noise_multiplier=event.noise_multiplier / group_size) for event in events
+        )
+    return _rough_epsilon(events, neighbouring) > _HOPELESS
 
 
 def check_accountant(events: Sequence[Event], accountant: Accountant, neighbouring: Neighbouring) -> None:
@@ -130,14 +140,7 @@ def _rough_epsilon(events: tuple[Event, ...], neighbouring: Neighbouring) -> flo
 
     orders = np.array([2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0])
     reach = 2.0 if neighbouring == "replace-one" else 1.0
-    halved = [
-        SampledGaussian(
-            noise_multiplier=event.noise_multiplier / reach,
-            sampling_rate=event.sampling_rate,
-            num_steps=event.num_steps,
-        )
-        for event in events
-    ]
+    halved = [replace(event, noise_multiplier=event.noise_multiplier / reach) for event in events]
     total = sum(_divergences(event, orders, "add-or-remove") for event in halved)
     return RenyiCurve(orders, total).epsilon(1e-6)
 

@@ -10,6 +10,7 @@ from sfumato.accounting.accountants import (
     check_accountant,
     exact_mu,
     gaussian_delta,
+    is_hopeless,
     is_noiseless,
     loss_distribution,
     needs_rdp,
@@ -57,6 +58,8 @@ def _epsilon(
         import dp_accounting
 
         return float(dp_accounting.get_epsilon_gaussian(1.0 / mu, delta))
+    if is_hopeless(events, neighbouring):
+        return renyi_curve(events, neighbouring).epsilon(delta)
     return float(loss_distribution(events, neighbouring).get_epsilon_for_delta(delta))
 
 
@@ -86,6 +89,8 @@ def _delta_curve(
     mu = exact_mu(events, neighbouring)
     if mu is not None:
         return lambda epsilon: gaussian_delta(epsilon, mu)
+    if is_hopeless(events, neighbouring):
+        return renyi_curve(events, neighbouring).delta
     distribution = loss_distribution(events, neighbouring)
     return lambda epsilon: float(distribution.get_delta_for_epsilon(epsilon))
 

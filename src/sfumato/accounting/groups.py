@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sfumato.accounting.accountants import discretisation, exact_mu, is_noiseless
+from sfumato.accounting.accountants import discretisation, exact_mu, is_hopeless, is_noiseless
 from sfumato.accounting.curves import delta as delta_at
 from sfumato.accounting.events import Accountant, Event, Neighbouring, SampledGaussian, check_delta, merge
 from sfumato.errors import ConfigError
@@ -40,7 +40,9 @@ def group_epsilon(
 
         return float(dp_accounting.get_epsilon_gaussian(1.0 / (exact * group_size), delta)), "exact"
     plain = all(isinstance(event, SampledGaussian) and not event.discrete for event in spent)
-    if plain and not is_noiseless(spent):
+    if is_noiseless(spent) or (plain and is_hopeless(spent, "add-or-remove", group_size=group_size)):
+        return math.inf, "none"
+    if plain:
         mixture = _group_distribution(spent, group_size)
         if neighbouring == "add-or-remove":
             return float(mixture.get_epsilon_for_delta(delta)), "mixture"
