@@ -1,8 +1,8 @@
 """Per-example clipped gradient sums, exact, at the cost of ordinary training.
 
 Read in this order: ``clipped`` (what is computed), ``clipping`` (the bound), ``tape`` (one forward and one
-backward pass), ``claims`` (which layer answers for which parameter), then the rules: ``convolution``,
-``weight_standardisation``, ``linear``, ``normalisation``, ``fallback``; ``choice`` picks among their strategies.
+backward pass), ``claims`` (which layer answers for which parameter), then the rules (``convolution``,
+``weight_standardisation``, ``linear``, ``normalisation``, ``fallback``) and ``choice`` among their strategies.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ class Call:
     versions: tuple[int, ...] = ()
     outputs: tuple[Tensor, ...] | None = None  # kept only for rules that need them
     gradients: tuple[Tensor | None, ...] = ()  # one per output tensor; None where the loss does not see it
-    state: Hashable = None  # what a rule took from the forward pass
+    state: tuple[Tensor, ...] | None = None  # statistics that the forward pass has computed already
+    key: Hashable = None  # what the choice of a strategy depends on
 
     @property
     def input(self) -> Tensor:

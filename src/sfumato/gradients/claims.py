@@ -95,9 +95,9 @@ def hand_up(model: nn.Module, claims: list[Claim], lost: Iterable[Claim]) -> lis
                 "no-rows",
                 "the model's output does not have one entry for each row of its input.",
                 why="A unit's gradient can be bounded only if its rows can be told apart.",
-                fix="Let the model take (rows, ...) and return (rows, ...), the batch in the first dimension.",
+                fix="Let the model take (rows, ...) and return (rows, ...), rows first.",
             )
-        by_path.pop(claim.path, None)
+        claim = by_path.pop(claim.path, claim)  # with what its own children have handed up meanwhile
         parent, _, last = claim.path.rpartition(".")
         mine = {f"{last}.{name}": target for name, target in claim.parameters.items()}
         if parent in by_path:

@@ -19,6 +19,7 @@ from sfumato.gradients.tape import record
 MARGIN_IN_EPS = 32  # covers the rounding of norms, factors and the sum: 4e-6 in float32
 ROWS_PER_PASS = 64  # more rows are not faster on a CPU, and leave the caches
 
+FLAT = FlatClipping()
 _REMEMBERED = Choices()  # strategies of the layers met so far; a performance setting, not state
 
 
@@ -53,14 +54,14 @@ def clipped_sum(
     loss: Callable[..., Tensor] = cross_entropy,
     unit_index: Tensor | None = None,
     microbatch_size: int | None = None,
-    clipping: Clipping = FlatClipping(),  # noqa: B008: frozen
+    clipping: Clipping = FLAT,
     choices: Choices | None = None,
 ) -> ClippedSum:
     """Sum over units of each unit's gradient, clipped.
 
-    A unit's gradient is the mean over its rows: ``unit_index`` names the unit of each row (0, 1, 2, …), and each
-    row is a unit of its own without it. At most ``microbatch_size`` rows are in memory at a time, but the rows
-    of one unit always together. ``loss(outputs, targets)`` is applied to each row on its own.
+    A unit's gradient is the mean over its rows: ``unit_index`` names the unit of each row (0, 1, 2, …), and
+    each row is a unit of its own without it. At most ``microbatch_size`` rows are in memory at a time, but
+    the rows of one unit always together. ``loss(outputs, targets)`` is applied to each row on its own.
 
     Guarantee: adding or removing one unit moves the sum by at most ``sensitivity`` (``clip_norm`` with flat
     clipping), over all trained parameters together, whatever its rows contain. A unit whose gradient is not

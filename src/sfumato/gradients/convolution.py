@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.gradients.call import Call, Strategy
+from sfumato.gradients.normalisation import position_sums
 from sfumato.gradients.piece import (
     Deferred,
     Materialised,
@@ -108,18 +109,41 @@ def weight_gradient(inputs: Tensor, gradients: Tensor, weight: Tensor, geometry:
     )[1]
 
 
-def by_library(conv: Convolution) -> Tensor:
-    """Each unit's weight gradient, (units, *weight shape), by one library call per unit."""
-    result = conv.weight.new_empty(conv.segments.num_units, *conv.weight.shape)
+@dataclass
+class ByUnit:
+    """Units' weight gradients as the library returns them, one tensor each."""
+
+    gradients: list[Tensor]
+    squared_norms: Tensor
+    finish: Callable[[Tensor], Tensor] | None = None
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        total = torch.zeros_like(self.gradients[0])
+        for gradient, factor in zip(self.gradients, factors.tolist(), strict=True):
+            if factor:  # a dropped unit may hold values that are not finite
+                total.add_(gradient, alpha=factor)
+        return total if self.finish is None else self.finish(total)
+
+    def per_unit(self) -> Tensor:
+        finish = self.finish or (lambda gradient: gradient)
+        return torch.stack([finish(gradient) for gradient in self.gradients])
+
+
+def by_library(conv: Convolution) -> Iterator[Tensor]:
+    """Each unit's weight gradient by one library call per unit, in the order of the units."""
     for group in conv.segments.groups:
-        inputs, gradients = group.split(conv.inputs), group.split(conv.gradients)
-        for i, unit in enumerate(range(group.units.start, group.units.stop)):
-            result[unit] = weight_gradient(inputs[i], gradients[i], conv.weight, conv.geometry)
-    return result
+        for inputs, gradients in zip(group.split(conv.inputs), group.split(conv.gradients), strict=True):
+            yield weight_gradient(inputs, gradients, conv.weight, conv.geometry)
+
+
+def library_piece(conv: Convolution) -> ByUnit:
+    gradients = list(by_library(conv))
+    norms = torch.cat([squared_norms(gradient.reshape(1, -1)) for gradient in gradients])
+    return ByUnit(gradients, norms)
 
 
 class Patches:
-    """Lays out inputs so that every row of the kernel meets them as one matrix, in buffers used again and again.
+    """Lays out inputs so that each row of the kernel meets them as one matrix, in buffers that are used again.
 
     The kernel's offsets along all spatial axes but the first are written out, the first is met by shifting:
     [residue, line, view, *rest, offsets * channels], where input line = line * stride + residue. Kernel row
@@ -313,11 +337,6 @@ def deferred_sum(conv: Convolution) -> Callable[[Tensor], Tensor]:
     return form_sum
 
 
-def position_sums(rows: Tensor) -> Tensor:
-    """(rows, channels, *space) -> (rows, channels): the sum over all positions."""
-    return rows.flatten(2).sum(dim=2)
-
-
 def bias_piece(call: Call) -> dict[str, Piece]:
     """The bias sees the plain sum of the output gradients."""
     if "bias" not in call.names:
@@ -351,7 +370,7 @@ def convolution_rule(call: Call) -> list[Strategy]:
     def by_calls() -> dict[str, Piece]:
         pieces = bias_piece(call)
         if "weight" in call.names:
-            pieces["weight"] = Materialised(by_library(conv))
+            pieces["weight"] = library_piece(conv)
         return pieces
 
     def by_gram() -> dict[str, Piece]:

@@ -1,4 +1,4 @@
-"""Per-unit gradients of any other module: its forward pass once more, differentiated per unit by torch.func."""
+"""Per-unit gradients of any other module: its forward pass again, differentiated per unit by torch.func."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sfumato.errors import ModelError
 from sfumato.gradients.call import Call, Strategy
@@ -61,7 +62,8 @@ def _pieces(call: Call) -> dict[str, Piece]:
             )[0]
 
         try:
-            result = vmap(unit_gradient, in_dims=dims, randomness="error")(args, kwargs, gradients)
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no batching rule
+                result = vmap(unit_gradient, in_dims=dims, randomness="error")(args, kwargs, gradients)
         except RuntimeError:  # not every operation has a batching rule; one unit after another always works
             result = _one_by_one(unit_gradient, dims, (args, kwargs, gradients))
         for name, value in result.items():

@@ -1,4 +1,4 @@
-"""Per-unit gradients of normalisation layers: scale sees g * x_hat, shift sees g, both summed over positions."""
+"""Per-unit gradients of normalisation layers: sums over positions of g * x_hat (scale) and g (shift)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,21 @@ from sfumato.errors import PrivacyError
 from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.piece import Materialised, Piece
 
-CHUNK_VALUES = 1_048_576  # values whose product stays in cache until it is summed
+CHUNK_VALUES = 524_288  # values whose product stays in cache until it is summed
+
+
+def _positions(rows: Tensor) -> tuple[Tensor, int]:
+    """All positions as one axis, in the order of memory, and which axis that is: (rows, channels, positions)
+    or (rows, positions, channels)."""
+    if rows.dim() == 4 and rows.stride(1) == 1:  # channels last
+        return rows.permute(0, 2, 3, 1).flatten(1, 2), 1
+    return rows.flatten(2), 2
+
+
+def position_sums(rows: Tensor) -> Tensor:
+    """(rows, channels, *space) -> (rows, channels): the sum over all positions."""
+    flat, axis = _positions(rows)
+    return flat.sum(dim=axis)
 
 
 def position_products(first: Tensor, second: Tensor) -> Tensor:
@@ -19,12 +33,16 @@ def position_products(first: Tensor, second: Tensor) -> Tensor:
 
     ``second`` may have one channel for all. The product is never stored whole.
     """
-    a, b = first.flatten(2), second.flatten(2)
-    result = a.new_empty(a.shape[:2])
-    rows = max(1, CHUNK_VALUES // max(1, a[0].numel()))
+    a, axis = _positions(first)
+    b = second.flatten(2)
+    b = b.transpose(1, 2) if axis == 1 else b
+    result = first.new_empty(first.shape[:2])
+    rows = min(len(a), max(1, CHUNK_VALUES // max(1, a[0].numel())))
+    product = torch.empty_like(a[:rows])
     for start in range(0, len(a), rows):
-        part = slice(start, start + rows)
-        torch.sum(a[part] * b[part], dim=2, out=result[part])
+        part = slice(start, min(start + rows, len(a)))
+        some = torch.mul(a[part], b[part], out=product[: part.stop - start])
+        torch.sum(some, dim=axis, out=result[part])
     return result
 
 
@@ -37,8 +55,9 @@ def _pieces(call: Call, scale: Tensor | None, shift: Tensor | None) -> dict[str,
 def _channel_affine(call: Call, centre: Tensor, inverse: Tensor) -> dict[str, Piece]:
     """x_hat = (x - centre) * inverse with both (rows or 1, channels)."""
     g = call.gradient.to(call.module.weight.dtype)
-    shift = g.flatten(2).sum(dim=2) if g.dim() > 2 else g
-    products = position_products(g.unflatten(1, (-1, 1)).flatten(1, 2), call.input.to(g.dtype))
+    x = call.input.to(g.dtype)
+    shift = position_sums(g) if g.dim() > 2 else g
+    products = position_products(g, x) if g.dim() > 2 else g * x
     return _pieces(call, (products - centre * shift) * inverse, shift)
 
 

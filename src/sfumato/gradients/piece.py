@@ -1,7 +1,7 @@
 """What a layer knows of its units' gradients for one parameter: their norms first, their weighted sum later.
 
-The norms of all layers decide the clip factors, and only then can the sum be formed. In between a piece
-holds whatever its strategy needs: the units' gradients themselves, or the layer's inputs and output gradients.
+The norms of all layers decide the clip factors, and only then can the sum be formed. In between a piece holds
+what its strategy needs: the units' gradients themselves, or the layer's inputs and output gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Piece(Protocol):
 
 def squared_norms(gradients: Tensor) -> Tensor:
     """(units, ...) -> (units,): squared Euclidean norms, accumulated in float64."""
-    flat = gradients.flatten(1)
+    flat = gradients.reshape(len(gradients), -1)
     whole = flat.shape[1] // BLOCK * BLOCK
     parts = [flat[:, :whole].unflatten(1, (-1, BLOCK))] if whole else []
     if whole < flat.shape[1]:
@@ -79,7 +79,7 @@ class Deferred:
 
 def weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
     """Sum over units of factor * gradient. A unit of factor 0 adds nothing, even if it is not finite."""
-    flat = zero_where_dropped(gradients.flatten(1), factors)
+    flat = zero_where_dropped(gradients.reshape(len(gradients), -1), factors)
     return (factors.to(flat.dtype) @ flat).view(gradients.shape[1:])
 
 

@@ -68,7 +68,8 @@ class Tape:
             gradients=(None,) * len(outputs),
         )
         call.versions = tuple(tensor._version for tensor in tensors_in(call.args, call.kwargs))
-        if self.choices.needs_outputs(shape_key(call)) and getattr(type(module), "keeps_output", False):
+        call.key = shape_key(call)
+        if self.choices.needs_outputs(call.key) and getattr(type(module), "keeps_output", False):
             call.outputs = tuple(_detached(value) for value in outputs)
         for name in claim.parameters.values():
             self.uses[name] = self.uses.get(name, 0) + 1
@@ -108,7 +109,7 @@ class Tape:
         with torch.autocast(call.input.device.type, enabled=False):
             strategies = claim.rule(call)
             if all(self.uses[name] == 1 for name in targets.values()):
-                pieces = self.choices.pieces(shape_key(call), strategies)
+                pieces = self.choices.pieces(call.key, strategies)
                 self.pieces |= {targets[name]: piece for name, piece in pieces.items()}
                 return
             # Used more than once: the uses are added before the norm is taken.

@@ -1,7 +1,7 @@
 """Per-unit gradients of weight-standardised convolutions, at the cost of ordinary ones.
 
-The filters applied are gain * u with u = z / n, z = w - mean(w), n = sqrt(max(|z|^2, eps)). With G the gradient
-for the applied filters, per output channel,
+The filters applied are gain * u with u = z / n, z = w - mean(w), n = sqrt(max(|z|^2, eps)). With G the
+gradient for the applied filters, per output channel,
 
     gradient for gain = <G, u>
     gradient for w    = a * (G - mean(G) - u <G, u>),   a = gain / n,
@@ -23,6 +23,7 @@ from torch import Tensor
 from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.convolution import (
     ByKernelRow,
+    ByUnit,
     Convolution,
     Geometry,
     bias_piece,
@@ -34,10 +35,9 @@ from sfumato.gradients.convolution import (
     gram_products,
     operands,
     pad,
-    position_sums,
     unit_gradients,
 )
-from sfumato.gradients.normalisation import position_products
+from sfumato.gradients.normalisation import position_products, position_sums
 from sfumato.gradients.piece import Deferred, Materialised, Piece
 
 MAX_BIAS_TO_GAIN = 10.0  # beyond it, <G, u> read off the layer's output loses digits to the bias
@@ -50,6 +50,11 @@ class Filters:
     direction: Tensor  # u, in the weight's shape
     slope: Tensor  # a = gain / n
     free: Tensor  # 1, or 0 where eps holds the filter
+
+    @property
+    def rows(self) -> Tensor:
+        """The directions as a matrix, one row per output channel."""
+        return self.direction.flatten(1)
 
     @property
     def fan_in(self) -> int:
@@ -69,7 +74,7 @@ class Filters:
     def project(self, gradient: Tensor) -> Tensor:
         """From the gradient for the applied filters to the gradient for the weight."""
         shape = (-1, *[1] * (gradient.dim() - 1))
-        flat, u = gradient.flatten(1), self.direction.flatten(1)
+        flat, u = gradient.flatten(1), self.rows
         along = self.free * (flat * u).sum(dim=1)
         flat = flat - flat.mean(dim=1, keepdim=True) - u * along[:, None]
         return flat.view_as(gradient) * self.slope.view(shape)
@@ -132,12 +137,15 @@ def _columns_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
 
 
 def _library_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
-    gradients = by_library(conv)
-    flat = gradients.flatten(2)
-    squares = torch.linalg.vector_norm(flat, dim=2).square()
-    along = torch.einsum("uof,of->uo", flat, filters.direction.flatten(1))
-    norms = filters.squared_norms(squares, flat.sum(dim=2), along)
-    return {"weight": Materialised(gradients, norms, filters.project), "gain": _gain(along)}
+    gradients, values = [], []
+    for gradient in by_library(conv):
+        flat = gradient.flatten(1)
+        squares = torch.linalg.vector_norm(flat, dim=1).square()
+        values.append(torch.stack([squares, flat.sum(dim=1), (flat * filters.rows).sum(dim=1)]))
+        gradients.append(gradient)
+    squares, sums, along = torch.stack(values, dim=1)
+    norms = filters.squared_norms(squares, sums, along)
+    return {"weight": ByUnit(gradients, norms, filters.project), "gain": _gain(along)}
 
 
 def _gram_pieces(call: Call, conv: Convolution, filters: Filters) -> dict[str, Piece]:
