@@ -40,7 +40,7 @@ def page(groups: dict[Key, list[dict[str, str]]]) -> str:
     parts = [
         "# Results",
         "Written by `python results/page.py` from results.csv, where each row is one run. Accuracy on the "
-        "real test set in %: median over seeds (smallest to largest). Minutes are processor time over 2 cores, "
+        "real test set in %: median over seeds (least to most). Minutes are processor time over 2 cores, "
         "features included. Settings were chosen on a 45,000 / 5,000 split of the CIFAR-10 training images "
         "and serve all data sets. Budgets are for one image more or less (chest X-ray: one patient); δ is "
         "the largest power of ten below 1/N.",

@@ -112,7 +112,8 @@ class AugmentationSettings:
 class FeatureSettings:
     """[features]: the model's features are fixed and computed once; only its head is trained."""
 
-    seed: int = setting(0, "of the generated images that features are fitted on: public", low=0)
+    num_images: int = setting(12_000, "generated images that features are fitted on", low=50)
+    seed: int = setting(0, "of the generated images: public", low=0)
     mean_noise_multiplier: float = setting(200.0, "noise of the private mean row; 0: no centring", low=0)
     reference_steps: int = setting(60, "steps at ε = 1 on 50,000 units; scaled to the budget", low=1)
     reference_rate: float = setting(20.0, "learning rate there; scaled to the budget", low=0)

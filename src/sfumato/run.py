@@ -20,7 +20,7 @@ from sfumato.averaging import WeightAverage
 from sfumato.data import DataSplits
 from sfumato.errors import RunError
 from sfumato.evaluation import Scores, evaluate
-from sfumato.features.rows import release_centre
+from sfumato.features.rows import closed_form_sums, release_centre
 from sfumato.gradients import Choices
 from sfumato.interruption import Interruption, deferred_interrupts
 from sfumato.ledger import Account, Ledger
@@ -275,6 +275,7 @@ class Run:
             spend=self.account.spend,
             max_rows=self.max_rows,
             normalised_update=prepared.recipe.training.normalised_update,
+            closed_form=closed_form_sums(prepared.model, prepared.views, prepared.units),
             # timing the engine's strategies would make a seeded run round differently each time
             choices=Choices(deterministic=True) if prepared.recipe.training.seed is not None else None,
             start_step=self.step,

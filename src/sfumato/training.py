@@ -47,9 +47,13 @@ def fit(
     max_rows: int,
     normalised_update: bool = True,
     choices: Choices | None = None,
+    closed_form: Callable[[Tensor, float], ClippedSum] | None = None,
     start_step: int = 0,
 ) -> Iterator[StepRecord]:
     """Train ``model`` in place, yielding after every step.
+
+    ``closed_form(indices, clip_norm)`` gives the clipped sum over those units where it is known without the
+    engine, as for a linear head on fixed features.
 
     Guarantee: batches are drawn as the plan accounts them, each unit enters through one clipped gradient,
     noise is added once per step to the sum over all microbatches, and ``spend`` returns before the noisy
@@ -65,7 +69,10 @@ def fit(
         microbatches = views.microbatches(
             units, indices, max_rows=max_rows, generator=generator, device=device
         )
-        total = clipped_total(model, microbatches, clip_norm=plan.clip_norm, choices=choices)
+        if closed_form is not None:
+            total = closed_form(indices, plan.clip_norm)
+        else:
+            total = clipped_total(model, microbatches, clip_norm=plan.clip_norm, choices=choices)
         noisy = plan.noise(total, source=source, step=step)
         spend(step + 1)  # durable before the update is used
         rate = learning_rate(step)

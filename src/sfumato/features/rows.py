@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,8 @@ from sfumato.data import ImageSet
 from sfumato.data.workspace import workspace
 from sfumato.errors import ConfigError
 from sfumato.features.cache import OnProgress, cache_home, checksum, features_of
-from sfumato.features.head import private_mean
+from sfumato.features.head import HeadSum, private_mean
+from sfumato.gradients import ClippedSum
 from sfumato.models.fixed_features import FeatureClassifier
 from sfumato.units import Microbatch, Units
 
@@ -108,6 +109,31 @@ def release_centre(
         model.centre.copy_(centre)
 
 
+@torch.no_grad()
+def closed_form_sums(
+    model: nn.Module, views: object, units: Units
+) -> Callable[[Tensor, float], ClippedSum] | None:
+    """Clipped sums of the head over units, five times as fast as the engine; None where it has to be used.
+
+    Call it when the centre is final: the centred rows are computed here, once.
+    """
+    if not isinstance(views, FeatureViews) or units.max_images > 1 or model.centre.device.type != "cpu":
+        return None
+    rows = torch.empty(views.features.shape)
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        rows[start : start + _ROWS_AT_ONCE] = model.features(views.features[start : start + _ROWS_AT_ONCE])
+    sums = HeadSum(rows, units.data.labels, num_classes=model.head.out_features)
+
+    def total(indices: Tensor, clip_norm: float) -> ClippedSum:
+        chosen = None if len(indices) == len(units) else indices
+        weight, bias = model.head.weight.detach(), model.head.bias.detach()
+        found = sums(weight, bias, clip_norm=clip_norm, indices=chosen)
+        named = {f"head.{name}": value for name, value in found.gradients.items()}
+        return replace(found, gradients=named)
+
+    return total
+
+
 def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int, delta: float) -> Recipe:
     """The recipe with what its images and its budget determine; unchanged if it has no [features]."""
     if recipe.features is None:
@@ -163,12 +189,12 @@ def fit_extractor(model: nn.Module, recipe: Recipe, *, folder: Path | None = Non
         )
     if not hasattr(model.extractor, "fit"):
         return
-    seed = recipe.features.seed
+    seed, num_images = recipe.features.seed, recipe.features.num_images
     nothing = torch.zeros(0, 1, 1, 1, dtype=torch.uint8)
     key = checksum(model.extractor, nothing)  # of the unfitted module: its shapes and settings
-    entry = (folder or cache_home()) / f"extractor-{key}-{seed}.safetensors"
+    entry = (folder or cache_home()) / f"extractor-{key}-{num_images}-{seed}.safetensors"
     if not entry.is_file():
-        model.extractor.fit(seed=seed)
+        model.extractor.fit(num_images=num_images, seed=seed)
         weights = {name: value.contiguous() for name, value in model.extractor.state_dict().items()}
         with workspace(entry.parent) as work:
             save_file(weights, work / "extractor")

@@ -1,0 +1,121 @@
+"""A run on fixed features: steps and rate, the cost of the mean, the closed form, and the release."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import sfumato.release
+from sfumato.accounting import SampledGaussian
+from sfumato.data import DataSplits, ImageSet
+from sfumato.data.generated import dead_leaves
+from sfumato.errors import ConfigError
+from sfumato.features.rows import FeatureViews, closed_form_sums, gaussian_mu, with_budget_settings
+from sfumato.ledger import Ledger
+from sfumato.models import create_model
+from sfumato.preparation import build_plan, prepare
+from sfumato.recipe import load_recipe, with_settings
+from sfumato.run import train
+from sfumato.training import clipped_total
+from sfumato.units import Units
+
+SMALL = {"num_layers": 1, "num_patches": 12, "num_directions": 40}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SFUMATO_CACHE", str(tmp_path / "cache"))
+
+
+def bright_and_dark(count: int, *, seed: int, patients: bool = False) -> ImageSet:
+    """Two classes that differ in their texture: leaves, and leaves with columns blanked."""
+    images = dead_leaves(count, seed=seed)
+    labels = torch.arange(count) % 2
+    images[labels == 1, :, :, ::3] = 0
+    owners = torch.arange(count) // 2 * 2 + labels if patients else None
+    return ImageSet(images=images, labels=labels, classes=("whole", "striped"), patients=owners)
+
+
+def recipe_for(**changes):
+    settings = {"model.options": SMALL, "privacy.epsilon": 8.0, "training.seed": 0, "privacy.delta": 1e-3}
+    settings["features.num_images"] = 80
+    return with_settings(load_recipe("fast/patches"), settings | changes)
+
+
+def test_a_run_learns_releases_one_whole_model_and_counts_the_mean(tmp_path):
+    splits = DataSplits(train=bright_and_dark(300, seed=1), val=None, test=bright_and_dark(100, seed=2))
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        result = train(recipe_for(), out=tmp_path / "run", data=splits, ledger=ledger)
+    assert result.scores.accuracy > 0.8
+    assert result.privacy["epsilon"] <= 8.0
+    loaded = sfumato.release.load(tmp_path / "run")
+    predicted = loaded.logits(splits.test.images).argmax(1)
+    assert (predicted == splits.test.labels).double().mean().item() == pytest.approx(result.scores.accuracy)
+    assert loaded.model.centre.abs().sum() > 0
+
+
+def test_the_private_mean_is_part_of_the_plan():
+    recipe = replace(recipe_for(), training=replace(recipe_for().training, num_steps=50))
+    with_mean = build_plan(recipe, num_units=1000)
+    assert with_mean.extra_events == (SampledGaussian(noise_multiplier=200.0),)
+    assert with_mean.mu_gdp**2 == pytest.approx(50 / with_mean.noise_multiplier**2 + 1 / 200**2, rel=1e-3)
+    without = build_plan(
+        replace(recipe, features=replace(recipe.features, mean_noise_multiplier=0.0)), num_units=1000
+    )
+    assert without.noise_multiplier < with_mean.noise_multiplier
+
+
+@pytest.mark.parametrize("patients", [False, True])
+def test_the_closed_form_is_the_engine_and_a_patient_counts_once(patients):
+    data = bright_and_dark(40, seed=3, patients=patients)
+    model = create_model("patches", num_classes=2, **SMALL)
+    generator = torch.Generator().manual_seed(0)
+    features = torch.nn.functional.normalize(torch.randn(40, 40, generator=generator))
+    model.centre.normal_(generator=generator).mul_(0.01)
+    views = FeatureViews(features=features)
+    units = Units.patients(data, max_images=4) if patients else Units.images(data)
+    indices = torch.arange(0, len(units), 2)
+    parts = views.microbatches(units, indices, max_rows=7, generator=generator, device=torch.device("cpu"))
+    engine = clipped_total(model, parts, clip_norm=0.5)
+    assert len(engine.norms) == len(indices)
+    sums = closed_form_sums(model, views, units)
+    if patients:
+        assert sums is None
+    else:
+        fast = sums(indices, 0.5)
+        assert fast.gradients.keys() == engine.gradients.keys()
+        for name, value in engine.gradients.items():
+            assert torch.allclose(fast.gradients[name], value, atol=1e-5)
+        assert not torch.allclose(
+            sums(indices[1:], 0.5).gradients["head.weight"], engine.gradients["head.weight"]
+        )
+
+
+def test_steps_and_rate_follow_the_budget_and_the_number_of_units():
+    def chosen(epsilon, num_units):
+        recipe = with_settings(recipe_for(), {"privacy.epsilon": epsilon})
+        training = with_budget_settings(recipe, num_units=num_units, delta=1e-5).training
+        return training.num_steps, training.learning_rate
+
+    steps, rate = chosen(1.0, 50_000)
+    assert (steps, rate) == (60, pytest.approx(20, rel=0.01))
+    assert chosen(8.0, 50_000)[0] > steps
+    assert chosen(8.0, 50_000)[1] > 3 * rate
+    assert chosen(1.0, 5_000)[1] < rate / 4
+    fixed = with_settings(recipe_for(), {"training.num_steps": 7, "training.learning_rate": 1.0})
+    assert with_budget_settings(fixed, num_units=50_000, delta=1e-5).training.num_steps == 7
+
+
+def test_mu_is_that_of_the_gaussian_mechanism():
+    # one Gaussian of noise 1/μ has this ε at δ = 1e-5 (computed with mpmath)
+    assert gaussian_mu(1.0, 1e-5) == pytest.approx(0.26805, abs=1e-4)
+    assert gaussian_mu(8.0, 1e-5) == pytest.approx(1.66603, abs=1e-4)
+
+
+def test_a_model_without_fixed_features_is_refused():
+    recipe = with_settings(recipe_for(), {"model.name": "lenet", "model.options": {}})
+    splits = DataSplits(train=bright_and_dark(20, seed=1), val=None, test=None)
+    with pytest.raises(ConfigError, match="no-fixed-features"):
+        prepare(recipe, data=splits)
