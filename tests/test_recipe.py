@@ -27,7 +27,14 @@ from sfumato.recipe import (
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 # De et al. 2022, tables 13 and 14: (epsilon, learning rate, noise multiplier, updates)
-TABLE_13 = [(1, 2, 10, 875), (2, 2, 6, 1125), (3, 2, 5, 1593), (4, 2, 4, 1687), (6, 4, 3, 1843), (8, 4, 3, 2468)]
+TABLE_13 = [
+    (1, 2, 10, 875),
+    (2, 2, 6, 1125),
+    (3, 2, 5, 1593),
+    (4, 2, 4, 1687),
+    (6, 4, 3, 1843),
+    (8, 4, 3, 2468),
+]
 TABLE_14 = [
     (1, 2, 40, 906),
     (2, 2, 24, 1156),
@@ -43,7 +50,9 @@ def test_every_shipped_recipe_is_sound_and_says_what_it_promises(name):
     text = recipe_text(name)
     recipe = load_recipe(name)
     summary = recipe_summary(text)
-    assert {"Expected:", "Cost:", "Command:"} <= set(summary.split())
+    words = set(summary.split())
+    assert "Command:" in words
+    assert {"Paper:", "Expected:", "Cost:"} <= words or not name.split("/")[0].endswith("2022")
     command = re.search(r"Command: +(.+)", summary).group(1)
     assert name in command or command in ("sfumato demo", "sfumato train FOLDER --epsilon 3")
     assert recipe_from_toml(recipe_to_toml(recipe)) == recipe
@@ -57,7 +66,11 @@ def test_table_13_is_reproduced_with_its_epsilon(row):
     recipe = load_recipe(f"de2022/cifar10-wrn16-4-eps{epsilon}")
     assert (recipe.training.learning_rate, recipe.privacy.noise_multiplier) == (rate, noise)
     assert (recipe.training.num_steps, recipe.training.batch_size) == (steps, 4096)
-    assert (recipe.model.name, recipe.augmentation.views, recipe.training.ema_decay) == ("wrn_16_4", 16, 0.9999)
+    assert (recipe.model.name, recipe.augmentation.views, recipe.training.ema_decay) == (
+        "wrn_16_4",
+        16,
+        0.9999,
+    )
     num_units = 45_000 if epsilon == 8 else 50_000  # the row at 8 was computed for the training split
     assert build_plan(recipe, num_units=num_units).epsilon == pytest.approx(epsilon, rel=0.02)
     assert build_plan(recipe, num_units=40_000).epsilon != pytest.approx(epsilon, rel=0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 import torch
@@ -27,7 +28,8 @@ class Scores:
     confusion: list[list[int]]  # [true class][predicted class]
 
     def as_dict(self) -> dict[str, object]:
-        return asdict(self)
+        """JSON values; a loss beyond all numbers becomes None."""
+        return {**asdict(self), "loss": self.loss if math.isfinite(self.loss) else None}
 
 
 @torch.inference_mode()

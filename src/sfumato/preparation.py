@@ -24,6 +24,7 @@ from sfumato.features.rows import (
 )
 from sfumato.memory import bytes_per_row, free_memory, rows_in_memory
 from sfumato.models import create_model
+from sfumato.optimisation import build_optimizer
 from sfumato.privacy import Plan
 from sfumato.randomness import RandomSource, SecureSource, SeededSource
 from sfumato.recipe import DataSettings, ModelSettings, Recipe
@@ -113,6 +114,13 @@ def prepare(
     network = model if model is not None else initial_model(recipe.model, splits.train, source)
     network = network.to(device)
     fit_extractor(network, recipe)
+    training = recipe.training
+    build_optimizer(  # refuses a wrong name or option now; the run builds its own
+        training.optimizer,
+        network,
+        learning_rate=training.learning_rate,
+        options=dict(training.optimizer_options),
+    )
     findings = () if plan is None else examine(recipe, splits, network, plan)
     channels = splits.train.images.shape[1]
     mean, std = normalisation_for(splits.train.name, channels)

@@ -96,7 +96,7 @@ class RunFolder:
     @contextlib.contextmanager
     def opened(self, recipe_toml: str) -> Iterator[None]:
         """Hold the folder alone; a new one is removed again if the run fails before its first state."""
-        created = not self.path.exists()
+        created = [place for place in (self.path, *self.path.parents) if not place.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.state.mkdir(mode=0o700, exist_ok=True)
@@ -111,8 +111,11 @@ class RunFolder:
                     write_text(self.recipe, recipe_toml)
                 yield
         finally:
-            if created and not self.has_state:
+            if self.path in created and not self.has_state:
                 shutil.rmtree(self.path, ignore_errors=True)
+                for parent in created[1:]:
+                    with contextlib.suppress(OSError):  # another run lies there by now
+                        parent.rmdir()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
