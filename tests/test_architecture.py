@@ -1,0 +1,155 @@
+"""Imports never go upwards between the tiers, and nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "sfumato"
+
+MECHANISM = 3
+MECHANISM_PARTS = {"gradients", "noise", "discrete_gaussian", "sampling", "accounting", "randomness"}
+COUPLING = {
+    "privacy",
+    "statement",
+    "ledger",
+    "composition",
+    "spending",
+}  # what a plan promises, what was spent
+SURFACE = {"cli", "__init__", "__main__"}
+NEEDS_RANDOMNESS = {"noise", "discrete_gaussian", "sampling"}
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "core", "engine", "misc", "base"}
+UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+
+def files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """The file or package right below ``sfumato`` that ``path`` belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def tier(part: str) -> int:
+    if part in MECHANISM_PARTS:
+        return MECHANISM
+    if part in COUPLING:
+        return 2
+    return 0 if part in SURFACE else 1
+
+
+def imported_parts(tree: ast.Module, parts: set[str]) -> set[str]:
+    """The parts of ``sfumato`` that a file imports, at its top, inside functions or for types only."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            found.add("a relative import")
+            continue
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            root, *rest = name.split(".")
+            if root == "sfumato" and rest != ["__version__"]:
+                found.add(rest[0] if rest and rest[0] in parts else "__init__")
+    return found
+
+
+def forbidden_imports(part: str, tree: ast.Module, parts: set[str]) -> list[str]:
+    """What a file of ``part`` imports and may not."""
+    allowed = {part, "errors"}
+    if part in NEEDS_RANDOMNESS:
+        allowed.add("randomness")
+    if tier(part) != MECHANISM:
+        allowed |= {other for other in parts if tier(other) >= tier(part)}
+    return sorted(imported_parts(tree, parts) - allowed)
+
+
+def dangerous_calls(tree: ast.Module) -> list[str]:
+    """Whatever could run code out of a file: unpicklers, eval, exec, unguarded loads."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.split(".")[0] in UNPICKLERS]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UNPICKLERS:
+            found.append(str(node.module))
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            guards = {word.arg: getattr(word.value, "value", None) for word in node.keywords}
+            if name in {"eval", "exec", "__import__", "builtins.eval", "builtins.exec", "torch.save"}:
+                found.append(name)
+            if name == "torch.load" and guards.get("weights_only") is not True:
+                found.append(name)
+            if name in {"np.load", "numpy.load", "np.save"} and guards.get("allow_pickle") is not False:
+                found.append(name)
+    return found
+
+
+def test_every_file_imports_from_its_own_tier_or_below() -> None:
+    parts = {part_of(path) for path in files()}
+    assert parts >= MECHANISM_PARTS | COUPLING | SURFACE  # a renamed part may not slip out of its tier
+    wrong = {
+        str(path.relative_to(PACKAGE)): bad
+        for path in files()
+        if (bad := forbidden_imports(part_of(path), ast.parse(path.read_text()), parts))
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("noise", "from sfumato.sampling import PoissonSampling"),  # mechanism files do not know each other
+        ("gradients", "def late():\n    from sfumato import accounting"),
+        ("accounting", "from sfumato.randomness import SecureSource"),
+        ("sampling", "from sfumato.privacy import Plan"),
+        ("privacy", "import sfumato.training"),
+        ("ledger", "from sfumato.data import ImageSet"),
+        ("training", "from sfumato.cli import echo_json"),
+        ("training", "from sfumato import Plan"),  # through the front door, which stands above
+        ("training", "from .units import Units"),
+    ],
+)
+def test_an_import_upwards_is_found(part: str, source: str) -> None:
+    parts = {part_of(path) for path in files()}
+    assert forbidden_imports(part, ast.parse(source), parts)
+    assert not forbidden_imports(part, ast.parse("from sfumato.errors import ConfigError"), parts)
+
+
+def test_nothing_is_unpickled_and_no_text_is_run() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): calls
+        for path in files()
+        if (calls := dangerous_calls(ast.parse(path.read_text())))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from joblib import load",
+        "torch.load(file)",
+        "torch.load(file, weights_only=False)",
+        "torch.load(file, weights_only=choice)",
+        "np.load(file)",
+        "np.load(file, allow_pickle=True)",
+        "value = eval(text)",
+        "exec(text)",
+    ],
+)
+def test_a_dangerous_call_is_found(source: str) -> None:
+    assert dangerous_calls(ast.parse(source))
+    assert not dangerous_calls(ast.parse("model.eval(); torch.load(file, weights_only=True)"))
+
+
+def test_no_file_has_a_vague_name_or_asks_for_a_certain_device() -> None:
+    assert {path.stem for path in files()} & VAGUE_NAMES == set()
+    assert [path.name for path in files() if ".cuda()" in path.read_text()] == []
