@@ -2,7 +2,7 @@
 
 Read in this order: ``clipped`` (what is computed), ``clipping`` (the bound), ``tape`` (one forward and one
 backward pass), ``claims`` (which layer answers for which parameter), then the rules (``convolution``,
-``weight_standardisation``, ``linear``, ``normalisation``, ``fallback``) and ``choice`` among their strategies.
+``weight_standardisation``, ``linear``, ``normalisation``, ``fallback``) and ``choice`` among them.
 """
 
 from __future__ import annotations

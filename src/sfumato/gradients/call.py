@@ -40,6 +40,10 @@ class Call:
     def gradient(self) -> Tensor:
         return self.gradients[0]
 
+    def let_go(self) -> None:
+        """Forget the tensors; what the pieces still need they hold themselves."""
+        self.args, self.kwargs, self.outputs, self.gradients, self.state = (), {}, None, (), None
+
     def check_unchanged(self) -> None:
         """Refuse to go on if an in-place operation has overwritten what the gradient needs."""
         if tuple(tensor._version for tensor in tensors_in(self.args, self.kwargs)) != self.versions:

@@ -143,7 +143,7 @@ def library_piece(conv: Convolution) -> ByUnit:
 
 
 class Patches:
-    """Lays out inputs so that each row of the kernel meets them as one matrix, in buffers that are used again.
+    """Lays out inputs so that each row of the kernel meets them as one matrix, in buffers used again.
 
     The kernel's offsets along all spatial axes but the first are written out, the first is met by shifting:
     [residue, line, view, *rest, offsets * channels], where input line = line * stride + residue. Kernel row

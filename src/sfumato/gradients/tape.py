@@ -111,10 +111,10 @@ class Tape:
             if all(self.uses[name] == 1 for name in targets.values()):
                 pieces = self.choices.pieces(call.key, strategies)
                 self.pieces |= {targets[name]: piece for name, piece in pieces.items()}
-                return
-            # Used more than once: the uses are added before the norm is taken.
-            for name, piece in strategies[0].pieces().items():
-                self._add(targets[name], piece.per_unit())
+            else:  # used more than once: the uses are added before the norm is taken
+                for name, piece in strategies[0].pieces().items():
+                    self._add(targets[name], piece.per_unit())
+        call.let_go()
 
     def _add(self, name: str, gradients: Tensor) -> None:
         if name in self.pieces:

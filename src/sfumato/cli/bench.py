@@ -1,0 +1,88 @@
+"""sfumato bench: speed and memory, measured by taking turns in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from sfumato.cli import echo_json
+
+
+@click.group()
+def command() -> None:
+    """Measure the gradient engine and the head against what the machine allows."""
+
+
+@command.command()
+@click.option("--model", "model", default="wrn_16_4", show_default=True, help="A model of the zoo.")
+@click.option("--views", default=1, show_default=True, type=click.IntRange(1), help="Rows of each unit.")
+@click.option("--batch", type=click.IntRange(1), help="Units in a step.  [default: 64 / views]")
+@click.option("--image-size", default=32, show_default=True, type=click.IntRange(8))
+@click.option("--against", default="plain", show_default=True, help="Comma-separated: plain, opacus, vmap.")
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(1))
+@click.option("--append", type=click.Path(path_type=Path), help="Add the result to this file of JSON lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def gradients(
+    model: str,
+    views: int,
+    batch: int | None,
+    image_size: int,
+    against: str,
+    rounds: int,
+    append: Path | None,
+    as_json: bool,
+) -> None:
+    """Clipped sums beside plain training of the same model on the same images.
+
+    Plain PyTorch gets its faster memory format; every peer clips once per unit.
+    """
+    from sfumato.speed import bench_gradients
+
+    peers = tuple(name.strip() for name in against.split(",") if name.strip())
+    result = bench_gradients(
+        model, views=views, batch_size=batch, image_size=image_size, against=peers, rounds=rounds
+    )
+    if append:
+        append.parent.mkdir(parents=True, exist_ok=True)
+        with append.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+    if as_json:
+        echo_json(result)
+        return
+    click.echo(f"{model}, {result['batch_size']} units x {views} views, {rounds} interleaved rounds")
+    plain_time = result["milliseconds_per_image"]["plain"]
+    for name, milliseconds in result["milliseconds_per_image"].items():
+        memory = result["peak_mebibytes"][name]
+        room = "" if memory is None else f"   {memory:7.0f} MiB"
+        click.echo(f"  {name:8s} {milliseconds:8.2f} ms per image   {milliseconds / plain_time:5.2f} x{room}")
+
+
+@command.command()
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--num-examples", default=1_000_000, show_default=True, type=click.IntRange(1))
+@click.option("--batch-size", default=262_144, show_default=True, type=click.IntRange(1))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def head(rounds: int, num_examples: int, batch_size: int, as_json: bool) -> None:
+    """A linear head on 2,048 features beside the machine's memory and arithmetic."""
+    from sfumato.features.head_speed import bench_head
+
+    result = bench_head(num_examples=num_examples, batch_size=batch_size, rounds=rounds)
+    if as_json:
+        echo_json(result)
+        return
+    for name, value in result.items():
+        click.echo(f"  {name:26s} {value:10.3f}")
+
+
+@command.command()
+@click.argument("results", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("picture", type=click.Path(dir_okay=False, path_type=Path))
+def plot(results: Path, picture: Path) -> None:
+    """Draw the ratios in a file of JSON lines, per model and number of views."""
+    from sfumato.charts import save_ratio_chart
+
+    rows = [json.loads(line) for line in results.read_text().splitlines() if line.strip()]
+    save_ratio_chart(rows, picture)
+    click.echo(f"Wrote {picture}")
