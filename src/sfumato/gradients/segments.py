@@ -81,7 +81,7 @@ def check_unit_index(unit_index: Tensor, num_rows: int) -> None:
         )
 
 
-def microbatches(unit_index: Tensor, max_rows: int) -> list[tuple[Tensor, Tensor, Segments]]:
+def microbatches(unit_index: Tensor, max_rows: int) -> list[tuple[Tensor | slice, Tensor, Segments]]:
     """Rows in passes of at most ``max_rows``, as (rows, units, segments); no unit is ever split.
 
     A unit larger than ``max_rows`` has a pass to itself.
@@ -96,7 +96,15 @@ def microbatches(unit_index: Tensor, max_rows: int) -> list[tuple[Tensor, Tensor
     for unit, size in enumerate([*ordered, None]):
         if size is None or (rows and rows + size > max_rows):
             units = unit_order[first_unit:unit]
-            passes.append((row_order[first_row : first_row + rows], units, segments_of(sizes[units])))
+            chosen = row_order[first_row : first_row + rows]
+            passes.append((_as_slice(chosen), units, segments_of(sizes[units])))
             first_unit, first_row, rows = unit, first_row + rows, 0
         rows += size or 0
     return passes
+
+
+def _as_slice(rows: Tensor) -> Tensor | slice:
+    """Neighbouring rows as a slice, which copies nothing and keeps the memory format."""
+    first = int(rows[0])
+    neighbours = torch.equal(rows, torch.arange(first, first + len(rows), device=rows.device))
+    return slice(first, first + len(rows)) if neighbours else rows
