@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_runs import CLASSES, SmallNet, small_recipe, small_splits
 
 import sfumato
 from sfumato.errors import DataError, ModelError, RunError
 from sfumato.evaluation import evaluate
 from sfumato.run import train
+from small_runs import CLASSES, SmallNet, small_recipe, small_splits
 
 
 @pytest.fixture(scope="module")

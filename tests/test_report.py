@@ -7,12 +7,12 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from small_runs import small_recipe, small_splits
 
 from sfumato.charts import Series, bar_chart, confusion_chart, line_chart
 from sfumato.errors import RunError
 from sfumato.report import read_run, render, write_report
 from sfumato.run import train
+from small_runs import small_recipe, small_splits
 
 
 @pytest.fixture(scope="module")

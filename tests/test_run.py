@@ -9,7 +9,6 @@ import stat
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import SmallNet, Watcher, small_recipe, small_set, small_splits
 from torch import nn
 
 from sfumato.errors import ConfigError, PrivacyError, RunError, SfumatoError
@@ -17,6 +16,7 @@ from sfumato.ledger import Cap, Ledger
 from sfumato.preparation import default_delta, prepare
 from sfumato.recipe import with_settings
 from sfumato.run import train
+from small_runs import SmallNet, Watcher, small_recipe, small_set, small_splits
 
 
 @pytest.fixture(autouse=True)
@@ -288,7 +288,7 @@ def held_out():
 
 
 def test_weights_that_are_no_longer_numbers_stop_the_run(tmp_path):
-    recipe = small_recipe(training__learning_rate=3e38)
+    recipe = small_recipe(training__learning_rate=3e38, training__batch_size=1)
     with pytest.raises(RunError) as caught:
         train(recipe, out=tmp_path / "run", data=small_splits())
     assert caught.value.code == "diverged"

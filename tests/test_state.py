@@ -7,11 +7,11 @@ import os
 
 import pytest
 import torch
-from small_runs import SmallNet
 
 from sfumato.averaging import WeightAverage
 from sfumato.errors import RunError
 from sfumato.state import STATE_FILE, LineLog, RunState, load_state, save_state, write_json
+from small_runs import SmallNet
 
 OPTIMIZERS = [
     "SGD",

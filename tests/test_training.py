@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from small_runs import SmallNet, small_set
 from torch.nn.functional import cross_entropy
 
 from sfumato.averaging import WeightAverage
@@ -19,6 +18,7 @@ from sfumato.randomness import SeededSource
 from sfumato.recipe import ScheduleSettings
 from sfumato.training import fit, fit_without_privacy
 from sfumato.units import Units, Views
+from small_runs import SmallNet, small_set
 
 PLAIN = Views(mean=(0.5,), std=(0.25,))
 
