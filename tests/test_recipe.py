@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ import pytest
 from sfumato.errors import ConfigError
 from sfumato.preparation import build_plan
 from sfumato.recipe import (
-    PrivacySettings,
     Recipe,
     differences,
     list_recipes,
@@ -23,6 +23,7 @@ from sfumato.recipe import (
     recipe_to_toml,
     with_settings,
 )
+from sfumato.settings import without_none
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -161,10 +162,10 @@ def test_a_recipe_that_is_not_there_is_refused_with_the_nearest_one():
     assert caught.value.code == "no-recipe"
 
 
-def test_every_setting_is_documented():
+def test_every_setting_is_documented_with_its_meaning():
     text = (DOCS / "recipes.md").read_text(encoding="utf-8")
-    for section in dataclasses.fields(Recipe):
-        assert f"[{section.name}]" in text
-        kind = section.default_factory if section.default_factory is not dataclasses.MISSING else None
-        for item in dataclasses.fields(kind or PrivacySettings):
-            assert f"`{item.name}`" in text, f"{section.name}.{item.name} is not in docs/recipes.md"
+    for section, kind in typing.get_type_hints(Recipe).items():
+        assert f"### [{section}]" in text
+        for item in dataclasses.fields(without_none(kind)):
+            line = rf"^\| `{item.name}` \| [^|]+ \| {re.escape(item.metadata['help'])} \|$"
+            assert re.search(line, text, re.MULTILINE), f"{section}.{item.name} is not in docs/recipes.md"
