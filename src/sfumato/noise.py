@@ -20,7 +20,8 @@ takes ``discrete``, which is exact in integers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_noise", "gaussian", "lattice_spacing"]
 
-_PAIRS = 1 << 16  # pairs per piece: the working set stays in the cache
+_PAIRS = 1 << 15  # pairs per piece: the working set stays in the cache
 _LATTICE_BITS = 16  # spacing of the result lattice, in binary digits below the standard deviation
 
 
@@ -52,9 +53,21 @@ def gaussian(
     drawn = source.random_bytes(16 * ((num_samples + 1) // 2), purpose=purpose, step=step)
     words = torch.from_numpy(drawn.view(np.int64))
     out = torch.empty(words.numel(), dtype=torch.float64)
-    for start in range(0, words.numel(), 2 * _PAIRS):
-        _box_muller(words[start : start + 2 * _PAIRS], out[start : start + 2 * _PAIRS], stddev)
+    with _one_thread():
+        for start in range(0, words.numel(), 2 * _PAIRS):
+            _box_muller(words[start : start + 2 * _PAIRS], out[start : start + 2 * _PAIRS], stddev)
     return out[:num_samples].reshape(size)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Pieces that fit in a cache gain nothing from a second thread, and wait for it on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _box_muller(words: Tensor, out: Tensor, stddev: float) -> None:
@@ -87,15 +100,13 @@ def add_noise(
     # in units of the lattice, so that rounding is to whole numbers; a power of two scales exactly
     flat = gaussian(total, stddev=stddev / spacing, source=source, step=step, purpose=purpose)
     noisy, start = {}, 0
-    for name, value in gradients.items():
-        part = flat[start : start + value.numel()]
-        start += value.numel()
-        if not value.numel():
-            noisy[name] = value.detach().clone()
-            continue
-        part.add_(value.detach().reshape(-1).to("cpu"), alpha=1.0 / spacing).round_().mul_(spacing)
-        _check_finite(name, part)
-        noisy[name] = part.to(device=value.device, dtype=value.dtype).reshape(value.shape)
+    with _one_thread():
+        for name, value in gradients.items():
+            part = flat[start : start + value.numel()].reshape(value.shape)
+            start += value.numel()
+            part.add_(value.detach().to("cpu"), alpha=1.0 / spacing).round_().mul_(spacing)
+            _check_finite(name, part)
+            noisy[name] = part.to(device=value.device, dtype=value.dtype)
     return noisy
 
 
