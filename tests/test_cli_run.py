@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -9,10 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from sfumato.cli import main
+from sfumato.cli import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parent.parent
 
 SMALL = ("--set", "model.options.width=4", "--set", "model.options.groups=2", "--set", "data.image_size=12")
 
@@ -231,3 +235,27 @@ def wait_for_progress(out, process, *, beyond):
     deadline = time.monotonic() + 60
     while steps_on_record(out) <= beyond and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def test_the_python_example_runs(own_place):
+    example = ROOT / "examples/train_and_predict.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    shown = subprocess.run(
+        [sys.executable, str(example), "2"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "with probability" in shown.stdout
+    assert (own_place / "runs/example/report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "predict", "report", "recipes"])
+def test_every_command_and_option_of_a_run_is_documented(name):
+    text = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    command = importlib.import_module(COMMANDS[name][0]).command
+    assert f"sfumato {name}" in text
+    for option in [item for parameter in command.params for item in parameter.opts]:
+        assert (
+            not option.startswith("--")
+            or f"`{option}" in text
+            or f"`{name} {option}" in text
+            or option == "--json"
+        )
