@@ -10,7 +10,15 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "sfumato"
 
 MECHANISM = 3
-MECHANISM_PARTS = {"gradients", "noise", "discrete_gaussian", "sampling", "accounting", "randomness"}
+MECHANISM_PARTS = {
+    "gradients",
+    "noise",
+    "discrete_gaussian",
+    "sampling",
+    "accounting",
+    "randomness",
+    "memory",
+}
 COUPLING = {
     "privacy",
     "statement",
@@ -19,7 +27,13 @@ COUPLING = {
     "spending",
 }  # what a plan promises, what was spent
 SURFACE = {"cli", "__init__", "__main__"}
-NEEDS_RANDOMNESS = {"noise", "discrete_gaussian", "sampling"}
+# The mechanism's parts do not import each other; two parts at its very bottom may be used by some.
+FOUNDATIONS = {
+    "noise": {"randomness"},
+    "discrete_gaussian": {"randomness"},
+    "sampling": {"randomness"},
+    "gradients": {"memory"},  # how many rows fit at a time: a performance setting
+}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "core", "engine", "misc", "base"}
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
@@ -63,9 +77,7 @@ def imported_parts(tree: ast.Module, parts: set[str]) -> set[str]:
 
 def forbidden_imports(part: str, tree: ast.Module, parts: set[str]) -> list[str]:
     """What a file of ``part`` imports and may not."""
-    allowed = {part, "errors"}
-    if part in NEEDS_RANDOMNESS:
-        allowed.add("randomness")
+    allowed = {part, "errors"} | FOUNDATIONS.get(part, set())
     if tier(part) != MECHANISM:
         allowed |= {other for other in parts if tier(other) >= tier(part)}
     return sorted(imported_parts(tree, parts) - allowed)
