@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from sfumato.doctor.findings import Finding
 from sfumato.errors import ModelError, PrivacyError
-from sfumato.gradients import clipped_sum
+from sfumato.gradients import Choices, clipped_sum
 
 _TOLERANCE = 1e-3  # relative; float32 sums of millions of values in another order differ by about 1e-5
 
@@ -83,7 +83,9 @@ def check_engine(
         rows = [_autograd(model, inputs[i : i + 1], targets[i : i + 1], loss) for i in range(len(inputs))]
         norms = [math.sqrt(sum(g.double().square().sum().item() for g in row.values())) for row in rows]
         clip_norm = 0.7 * max(norms) if max(norms) > 0 else 1.0
-        total = sum_function(model, inputs, targets, clip_norm=clip_norm, loss=loss)
+        # choices of its own: what is timed on these few rows must not decide for whole batches
+        choices = Choices(deterministic=True)
+        total = sum_function(model, inputs, targets, clip_norm=clip_norm, loss=loss, choices=choices)
         missing = set(rows[0]) - set(total.gradients)
         if missing:
             raise _disagrees(f"parameter {min(missing)} is missing from the sum")
@@ -222,12 +224,13 @@ def _restore(model: nn.Module, buffers: dict[str, Tensor]) -> None:
 
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Training mode inside; modes and buffers as before afterwards."""
+    """Training mode inside; modes, buffers and random state as before afterwards."""
     modes = {module: module.training for module in model.modules()}
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     model.train()
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         for module, mode in modes.items():
             module.training = mode
