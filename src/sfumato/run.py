@@ -24,6 +24,7 @@ from sfumato.features.rows import closed_form_sums, release_centre
 from sfumato.gradients import Choices
 from sfumato.interruption import Interruption, deferred_interrupts
 from sfumato.ledger import Account, Ledger
+from sfumato.memory import keep_freed_memory
 from sfumato.optimisation import Schedule, build_optimizer
 from sfumato.preparation import Prepared, ScoredSet, prepare
 from sfumato.publication import RunResult, publish
@@ -69,6 +70,7 @@ def train(
     """
     folder = RunFolder(Path(out))
     folder.check_usable(recipe, resume=resume)
+    keep_freed_memory()
     prepared = prepare(recipe, data=data, model=model, force=force)
     book = ledger if ledger is not None else Ledger.open()
     with folder.opened(recipe_to_toml(recipe)), deferred_interrupts() as interruption:

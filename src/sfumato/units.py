@@ -106,6 +106,8 @@ class Views:
                 inputs, views=self.count, padding=self.padding, flip=self.flip, generator=generator
             )
             unit_index = torch.arange(len(group)).repeat_interleave(sizes * multiplicity)
+            if inputs.dim() == 4:  # the faster format for convolutions; weights keep theirs
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield Microbatch(
                 inputs=inputs,
                 targets=units.data.labels[images].repeat_interleave(multiplicity).to(device),

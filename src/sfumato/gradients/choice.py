@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.claims import Claim
 from sfumato.gradients.piece import Piece
+from sfumato.memory import bytes_per_row, free_memory, rows_in_memory
 
 ROUNDS = 2
 
@@ -33,6 +34,18 @@ class Choices:
     claims: weakref.WeakKeyDictionary[nn.Module, list[Claim]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
+    row_bytes: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+    def rows_per_pass(self, model: nn.Module, inputs: Tensor) -> int:
+        """How many rows fit in memory at a time, from what one row needs; at least one."""
+        known = self.row_bytes.setdefault(model, {})
+        shape = tuple(inputs.shape[1:])
+        if shape not in known:
+            known[shape] = bytes_per_row(model, inputs[:1]) if len(inputs) else 1
+        accelerated = inputs.device.type != "cpu"
+        return rows_in_memory(known[shape], free_memory(inputs.device), on_accelerator=accelerated)
 
     def needs_outputs(self, key: Hashable) -> bool:
         """Whether the layer's output must be kept for its strategy (or for trying all of them)."""

@@ -17,7 +17,6 @@ from sfumato.gradients.segments import Segments, check_unit_index, microbatches,
 from sfumato.gradients.tape import record
 
 MARGIN_IN_EPS = 32  # covers the rounding of norms, factors and the sum: 4e-6 in float32
-ROWS_PER_PASS = 64  # more rows are not faster on a CPU, and leave the caches
 
 FLAT = FlatClipping()
 _REMEMBERED = Choices()  # strategies of the layers met so far; a performance setting, not state
@@ -79,17 +78,16 @@ def clipped_sum(
             "no parameter of the model requires a gradient.",
             fix="Unfreeze a part of it: parameter.requires_grad_(True).",
         )
-    rows, device = len(inputs), inputs.device
+    rows, device, choices = len(inputs), inputs.device, choices or _REMEMBERED
+    max_rows = microbatch_size or choices.rows_per_pass(model, inputs)
     if unit_index is not None:
         check_unit_index(unit_index, rows)
     units = rows if unit_index is None else int(unit_index.max()) + 1 if rows else 0
     totals = {name: torch.zeros_like(value) for name, value in trained.items()}
     norms = torch.zeros(units, dtype=torch.float64, device=device)
     losses = torch.zeros(units, dtype=torch.float64, device=device)
-    for chosen, which, segments in _passes(rows, unit_index, microbatch_size or ROWS_PER_PASS, device):
-        pieces, values = record(
-            model, inputs[chosen], targets[chosen], loss, segments, choices or _REMEMBERED
-        )
+    for chosen, which, segments in _passes(rows, unit_index, max_rows, device):
+        pieces, values = record(model, inputs[chosen], targets[chosen], loss, segments, choices)
         norms[which], losses[which] = (
             _add_clipped(totals, pieces, segments, clip_norm, clipping),
             values.double(),
