@@ -101,12 +101,9 @@ def draw(groups: dict[Key, list[dict[str, str]]]) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 4.6))
-    for name, figures in PUBLISHED.items():
-        axes.plot(list(figures), list(figures.values()), "o--", color="0.6", markersize=4, linewidth=1)
-        last = max(figures)
-        axes.annotate(
-            name, (last, figures[last]), xytext=(5, -3), textcoords="offset points", fontsize=7, color="0.4"
-        )
+    for (name, figures), marker in zip(PUBLISHED.items(), "sv^D", strict=True):
+        budgets, values = list(figures), list(figures.values())
+        axes.plot(budgets, values, f"{marker}--", color="0.55", markersize=5, linewidth=1, label=name)
     for recipe, colour in (("fast/pretrained", "C2"), ("fast/patches", "C0"), ("fast/scatter", "C1")):
         points = sorted(
             (float(key[3]), [100 * float(row["value"]) for row in rows])
@@ -121,12 +118,12 @@ def draw(groups: dict[Key, list[dict[str, str]]]) -> None:
             axes.errorbar(
                 budgets, middle, yerr=[below, above], fmt="o-", color=colour, label=recipe, capsize=2
             )
-    axes.set(xscale="log", xlabel="ε at δ = 1e-5", ylabel="CIFAR-10 test accuracy, %", xlim=(0.9, 22))
+    axes.set(xscale="log", xlabel="ε at δ = 1e-5", ylabel="CIFAR-10 test accuracy, %", xlim=(0.9, 9))
     axes.set_xticks([1, 2, 3, 4, 6, 8], ["1", "2", "3", "4", "6", "8"])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper left", fontsize=8, frameon=False)
+    axes.legend(loc="lower right", fontsize=7, frameon=False)
     figure.tight_layout()
     figure.savefig(HERE / "accuracy.svg", metadata={"Date": None})
     plt.close(figure)
