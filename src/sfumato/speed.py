@@ -184,6 +184,33 @@ def _status_bytes(status: Path, field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
+def save_ratio_chart(results: list[dict[str, Any]], picture: Path) -> None:
+    """Bars of time against plain training, for each model and number of views, ours and the peers'."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    labels = [f"{result['model']}\n{result['batch_size']} x {result['views']}" for result in results]
+    names = {"sfumato": "ratio", "opacus": "opacus_ratio", "vmap": "vmap_ratio"}
+    figure, axes = pyplot.subplots(figsize=(1.5 + 1.3 * len(results), 3.6), layout="constrained")
+    width = 0.8 / len(names)
+    for index, (name, key) in enumerate(names.items()):
+        places = [i for i, result in enumerate(results) if key in result]
+        if places:
+            heights = [results[i][key] for i in places]
+            bars = axes.bar([i + (index - 1) * width for i in places], heights, width * 0.92, label=name)
+            axes.bar_label(bars, fmt="%.2f", fontsize=8)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_ylabel("time, plain training = 1")
+    axes.set_xlabel("model, units x views")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(picture, dpi=140)
+    pyplot.close(figure)
+
+
 def _surroundings() -> dict[str, Any]:
     from sfumato import __version__
 

@@ -81,7 +81,7 @@ def head(rounds: int, num_examples: int, batch_size: int, as_json: bool) -> None
 @click.argument("picture", type=click.Path(dir_okay=False, path_type=Path))
 def plot(results: Path, picture: Path) -> None:
     """Draw the ratios in a file of JSON lines, per model and number of views."""
-    from sfumato.charts import save_ratio_chart
+    from sfumato.speed import save_ratio_chart
 
     rows = [json.loads(line) for line in results.read_text().splitlines() if line.strip()]
     save_ratio_chart(rows, picture)
