@@ -30,7 +30,7 @@ class Forced(Choices):
 
 
 def strategies_offered(model: nn.Module, inputs: Tensor, targets: Tensor, **arguments: object) -> list[str]:
-    """Names of all strategies that some layer of the model offers for these inputs; '' is each one's first."""
+    """Names of all strategies that some layer offers for these inputs; '' stands for each layer's first."""
     choices = Forced()
     clipped_sum(model, inputs, targets, clip_norm=1.0, choices=choices, **arguments)
     return ["", *sorted(choices.offered)]
@@ -46,7 +46,7 @@ def assert_exact(
     microbatch_size: int | None = None,
     tolerance: float | None = None,
 ) -> set[str]:
-    """Norms, losses and clipped sum equal the reference's by every strategy; returns the strategies' names."""
+    """Norms, losses and clipped sum equal the reference's by every strategy; returns their names."""
     targets = torch.arange(len(inputs)) % 3 if targets is None else targets
     dtype = next(value.dtype for value in model.parameters())
     tolerance = tolerance or TOLERANCE[dtype]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from comparison import UNEVEN, Forced, classifier
@@ -92,7 +93,7 @@ def test_flat_clipping_leaves_small_gradients_alone_and_rescaling_divides_by_the
 
 @settings(max_examples=200, deadline=None)
 @given(
-    norms=st.lists(st.floats(0, allow_nan=True, allow_infinity=True), min_size=1, max_size=5),
+    norms=st.lists(st.floats(0) | st.just(float("nan")), min_size=1, max_size=5),
     clip_norm=st.floats(1e-6, 1e6),
 )
 def test_factors_are_between_zero_and_one_and_zero_for_what_is_not_finite(norms, clip_norm):
@@ -104,29 +105,72 @@ def test_factors_are_between_zero_and_one_and_zero_for_what_is_not_finite(norms,
     assert (factors[kept] * norms[kept] <= clip_norm).all()
 
 
-def nets() -> dict[str, tuple[nn.Module, torch.Tensor]]:
+def net(name: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(7)
-    images = torch.randn(6, 8, 3, 3)
-    return {
-        "convolution": (classifier(nn.Conv2d(8, 8, 3, padding=1), nn.Tanh(), inputs=images), images),
-        "standardised": (classifier(WSConv2d(8, 8, 3), nn.GroupNorm(2, 8), inputs=images), images),
-        "wide linear": (classifier(nn.Linear(40, 3000), nn.Tanh(), inputs=torch.randn(6, 40)), torch.randn(6, 40)),
-        "positions": (classifier(nn.Linear(16, 16), nn.Tanh(), inputs=images[:, :, 0].repeat(1, 1, 6)[..., :16]),
-                      images[:, :, 0].repeat(1, 1, 6)[..., :16]),
-    }  # fmt: skip
+    body, shape = {
+        "convolution": (nn.Conv2d(8, 8, 3, padding=1), (8, 3, 3)),
+        "standardised": (WSConv2d(8, 8, 3), (8, 3, 3)),
+        "wide linear": (nn.Linear(40, 3000), (40,)),
+        "positions": (nn.Linear(16, 16), (4, 16)),
+    }[name]
+    inputs = torch.randn(6, *shape)
+    return classifier(body, nn.Tanh(), inputs=inputs), inputs
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e-3])
 @pytest.mark.parametrize("strategy", ["columns", "library", "gram", "product", "outer"])
 @pytest.mark.parametrize("name", ["convolution", "standardised", "wide linear", "positions"])
 def test_one_units_contribution_is_within_the_bound_in_float64(name, strategy, scale):
-    model, inputs = nets()[name]
+    model, inputs = net(name)
     for row in range(len(inputs)):
         one, target = scale * inputs[row : row + 1], torch.tensor([row % 3])
         clip_norm = float(reference(model, one, target).norms) / 3
         total = clipped_sum(model, one, target, clip_norm=clip_norm, choices=Forced(wanted=strategy))
         assert norm_of(total.gradients) <= clip_norm  # no tolerance: the factor is rounded down
         assert norm_of(total.gradients) > clip_norm * (1 - 1e-5)
+
+
+class Centred(nn.Module):
+    """Takes away what all positions have in common, and with it nearly all of the gradient behind it."""
+
+    def forward(self, x):
+        return x - x.mean(dim=1, keepdim=True)
+
+
+CANCELLING = {
+    "positions": ((nn.Linear(16, 16, bias=False), Centred()), (4, 16), ["product", "gram"]),
+    "convolution": (
+        (nn.Conv2d(16, 16, 3), nn.InstanceNorm2d(16, eps=1.0)),
+        (16, 5, 5),
+        ["columns", "library", "gram"],
+    ),
+    "standardised": (
+        (WSConv2d(16, 16, 3, padding=0), nn.InstanceNorm2d(16, eps=1.0)),
+        (16, 5, 5),
+        ["columns", "library", "gram"],
+    ),
+}
+
+
+@pytest.mark.parametrize("offset", [10.0, 100.0, 1e3, 1e4])
+@pytest.mark.parametrize(
+    ("name", "strategy"), [(name, way) for name, (_, _, ways) in CANCELLING.items() for way in ways]
+)
+def test_the_bound_holds_where_large_terms_cancel(name, strategy, offset, request):
+    """Very bright images: the norm is a small difference of large numbers; it may not come out too small."""
+    if strategy == "gram" and offset > 10:
+        request.applymarker(
+            pytest.mark.xfail(strict=True, reason="the Gram norm loses digits to cancellation")
+        )
+    torch.manual_seed(0)
+    body, shape, _ = CANCELLING[name]
+    inputs = torch.randn(10, *shape) + offset
+    model = classifier(*body, nn.Tanh(), inputs=inputs)
+    for row in range(len(inputs)):
+        one, target = inputs[row : row + 1], torch.tensor([row % 3])
+        clip_norm = float(reference(model, one, target).norms) / 3
+        total = clipped_sum(model, one, target, clip_norm=clip_norm, choices=Forced(wanted=strategy))
+        assert norm_of(total.gradients) <= clip_norm
 
 
 @pytest.mark.parametrize("unit_index", [None, UNEVEN], ids=["rows", "uneven units"])
@@ -182,10 +226,10 @@ def test_a_unit_whose_gradient_is_not_finite_counts_as_zero(layer, strategy, uni
 def test_squared_norms_are_accumulated_in_float64():
     torch.manual_seed(10)
     gradients = torch.randn(1, 2_700_000) * 1e-3 + 1e-2
-    exact = gradients.double().square().sum()
-    assert abs(float(squared_norms(gradients) / exact) - 1) < 1e-7
-    in_order = gradients.flatten().square().cumsum(0)[-1]  # control: one float32 accumulator
-    assert abs(float(in_order / exact) - 1) > 1e-7 * 5
+    exact = float(gradients.double().square().sum())
+    assert float(squared_norms(gradients)) == pytest.approx(exact, rel=1e-7)
+    one_accumulator = np.add.accumulate(gradients.square().numpy().ravel())[-1]  # control: float32, in order
+    assert float(one_accumulator) != pytest.approx(exact, rel=1e-5)
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, float("nan")])

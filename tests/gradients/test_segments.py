@@ -22,9 +22,10 @@ def unit_indices(draw: st.DrawFn) -> torch.Tensor:
 @settings(max_examples=100, deadline=None)
 @given(index=unit_indices(), max_rows=st.integers(1, 12))
 def test_passes_hold_every_row_once_and_every_unit_whole(index, max_rows):
-    passes = microbatches(index, max_rows)
-    assert sorted(torch.cat([rows for rows, _, _ in passes]).tolist()) == list(range(len(index)))
-    assert sorted(torch.cat([units for _, units, _ in passes]).tolist()) == list(range(int(index.max()) + 1))
+    every_row, every_unit = torch.arange(len(index)), torch.arange(int(index.max()) + 1)
+    passes = [(every_row[r], every_unit[u], segments) for r, u, segments in microbatches(index, max_rows)]
+    assert sorted(torch.cat([rows for rows, _, _ in passes]).tolist()) == every_row.tolist()
+    assert sorted(torch.cat([units for _, units, _ in passes]).tolist()) == every_unit.tolist()
     for rows, units, segments in passes:
         owner = segments.per_row(units)
         assert torch.equal(index[rows], owner)

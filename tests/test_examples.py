@@ -1,0 +1,18 @@
+"""The examples run as they stand, and do what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+OWN_LOOP = Path(__file__).resolve().parent.parent / "examples" / "own_loop.py"
+
+
+def test_ones_own_loop_is_short_and_learns_within_its_budget():
+    assert len(OWN_LOOP.read_text().splitlines()) < 40
+    done = subprocess.run([sys.executable, str(OWN_LOOP)], capture_output=True, text=True, check=True)
+    accuracy, epsilon = map(float, re.search(r"accuracy (\S+), epsilon (\S+) at", done.stdout).groups())
+    assert accuracy > 0.85  # ten classes: guessing gives 0.1
+    assert 2.9 < epsilon <= 3.0
