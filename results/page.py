@@ -41,9 +41,9 @@ def page(groups: dict[Key, list[dict[str, str]]]) -> str:
         "# Results",
         "Written by `python results/page.py` from results.csv, where each row is one run. Accuracy on the "
         "real test set in %: median over seeds (least to most). Minutes are processor time over 2 cores, "
-        "features included. Steps and learning rate at ε = 1 and 3 were compared on a 45,000 / 5,000 split of "
-        "the CIFAR-10 training images (four and two choices); how they scale to other budgets comes from an "
-        "earlier sketch whose settings had been looked at on the test set. The same values serve all data. "
+        "features included. Steps and learning rate at ε = 1 and 3 were compared on a 45,000 / 5,000 split "
+        "of the CIFAR-10 training images (four and two choices); how they scale to other budgets comes from "
+        "an earlier sketch whose settings had been seen on the test set. The same values serve all data. "
         "Budgets are for one image more or less (chest X-ray: one patient), δ the largest power of ten "
         "below 1/N.",
         "![Accuracy against ε on CIFAR-10](accuracy.svg)",
@@ -72,7 +72,8 @@ def published_table(
         for budget in budgets:
             rows = groups.get((recipe, "cifar10", "accuracy", f"{float(budget)}"))
             cells.append(f"**{median(100 * float(row['value']) for row in rows):.1f}**" if rows else "")
-        lines.append(f"| **{recipe}** | " + " | ".join(cells) + " |")
+        if any(cells):
+            lines.append(f"| **{recipe}** | " + " | ".join(cells) + " |")
     for name, figures in published.items():
         lines.append(
             f"| {name} | " + " | ".join(f"{figures[e]:.1f}" if e in figures else "" for e in budgets) + " |"
