@@ -61,7 +61,11 @@ def parse(arguments: list[str]) -> None:
     while isinstance(command, click.Group):
         parent = click.Context(command, parent=parent, info_name=command.name)
         name, command, arguments = command.resolve_command(parent, arguments)
-    command.make_context(name, list(arguments), parent=parent)
+    try:
+        command.make_context(name, list(arguments), parent=parent)
+    except click.BadParameter as error:
+        if "does not exist" not in error.format_message():  # the documents' files are the reader's
+            raise
     if "--recipe" in arguments:
         from sfumato.recipe import list_recipes
 
