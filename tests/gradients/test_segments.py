@@ -19,7 +19,7 @@ def unit_indices(draw: st.DrawFn) -> torch.Tensor:
     return torch.tensor(draw(st.permutations(rows)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(index=unit_indices(), max_rows=st.integers(1, 12))
 def test_passes_hold_every_row_once_and_every_unit_whole(index, max_rows):
     every_row, every_unit = torch.arange(len(index)), torch.arange(int(index.max()) + 1)
@@ -33,7 +33,7 @@ def test_passes_hold_every_row_once_and_every_unit_whole(index, max_rows):
         assert len(rows) <= max_rows or len(units) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(index=unit_indices())
 def test_sums_over_segments_equal_sums_by_index(index):
     values = torch.randn(len(index), 3, dtype=torch.float64)
