@@ -1,0 +1,58 @@
+"""Scatter and backbone features: unit rows, mirror-free, each from its own image; folding is exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sfumato.data.generated import dead_leaves
+from sfumato.errors import ModelError
+from sfumato.features.backbone import BackboneFeatures, folded, lite0_backbone
+from sfumato.features.scatter_features import ScatterFeatures
+from sfumato.models import create_model
+
+
+def scatter() -> nn.Module:
+    return ScatterFeatures(num_directions=30, grid=2).fit(num_images=60)
+
+
+def backbone() -> nn.Module:
+    torch.manual_seed(0)
+    return lite0_backbone(input_size=64, pretrained=False)
+
+
+@pytest.mark.parametrize("build", [scatter, backbone])
+def test_rows_have_unit_norm_ignore_mirroring_and_come_from_their_own_image(build):
+    features, images = build(), dead_leaves(6, seed=4).float() / 255
+    with torch.no_grad():
+        rows = features(images)
+        assert rows.shape == (6, features.num_features)
+        assert torch.allclose(rows.norm(dim=1), torch.ones(6), atol=1e-5)
+        assert torch.allclose(rows, features(images.flip(-1)), atol=1e-4)
+        changed = images.clone()
+        changed[1:] = changed[1:].flip(0) * 0.3
+        again = features(changed)
+    assert torch.allclose(rows[0], again[0], atol=1e-5)
+    assert not torch.allclose(rows[1], again[1], atol=1e-4)
+
+
+def test_folding_the_batch_norms_changes_nothing():
+    torch.manual_seed(1)
+    trunk = create_model("efficientnet_lite0", num_classes=2, width=0.25).trunk.eval()
+    for name, value in trunk.named_buffers():
+        if name.endswith("running_var"):
+            value.uniform_(0.5, 2.0)
+        elif name.endswith("running_mean"):
+            value.normal_()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        before, after = trunk(images), folded(trunk)(images)
+        assert torch.allclose(before, after, atol=1e-4)
+        [value for name, value in trunk.named_buffers() if name.endswith("running_mean")][-1].add_(1.0)
+        assert not torch.allclose(trunk(images), after, atol=1e-4)
+
+
+def test_a_network_without_features_is_refused():
+    with pytest.raises(ModelError, match="no-features"):
+        BackboneFeatures(nn.Linear(3, 3), num_features=3, input_size=8, mean=(0.5,), std=(0.5,))
