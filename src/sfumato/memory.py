@@ -67,8 +67,8 @@ def bytes_per_row(model: nn.Module, example: Tensor) -> int:
 def keep_freed_memory() -> None:
     """Let the C library keep large freed blocks for the next tensor instead of handing them back at once.
 
-    Every activation of a convolutional net is a block of megabytes; getting each from the kernel anew, page by
-    page, costs more than a tenth of a training step on a CPU. Without glibc this does nothing.
+    Every activation of a convolutional net is a block of megabytes; getting each from the kernel anew, page
+    by page, costs more than a tenth of a training step on a CPU. Without glibc this does nothing.
     """
     try:
         library = ctypes.CDLL(None)

@@ -250,7 +250,6 @@ def test_odd_models_equal_autograd(name, dtype):
     assert_exact(model, inputs, unit_index=UNEVEN)
 
 
-@pytest.mark.xfail(strict=True, reason="a weight that its layer and its parent both use loses the second use")
 def test_a_weight_used_by_its_layer_and_by_its_parent_counts_both_uses():
     torch.manual_seed(6)
     assert_exact(TransposedTie(), torch.randn(8, 4, 4, 4))

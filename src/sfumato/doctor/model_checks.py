@@ -62,7 +62,7 @@ def check_independence(model: nn.Module, inputs: Tensor) -> None:
             "private-statistics",
             f"a forward pass changes the model's buffer {changed[0]}.",
             why="It keeps statistics of private images, which the release would contain without noise.",
-            fix="Use --norm group, or sfumato.models.make_private_ready(model).",
+            fix="Use --set model.options.norm=group, or sfumato.models.make_private_ready(model).",
         )
 
 
@@ -168,7 +168,7 @@ def _compare(plain: list[tuple[str, str, Tensor]], other: list[tuple[str, str, T
         "mixes-examples",
         f"output 0 changes when another example changes (first such layer: {name}, {kind}).",
         why="Clipping one example then no longer bounds its influence.",
-        fix="Use --norm group, or sfumato.models.make_private_ready(model).",
+        fix="Use --set model.options.norm=group, or sfumato.models.make_private_ready(model).",
     )
 
 

@@ -23,6 +23,7 @@ from sfumato.gradients.piece import (
     Deferred,
     Materialised,
     Piece,
+    gram_norms,
     squared_norms,
     weighted_sum,
     zero_where_dropped,
@@ -274,7 +275,7 @@ def gram_products(conv: Convolution, gradients: Tensor) -> Tensor:
             flat = g[part].transpose(1, 2).flatten(2)  # (units, out_channels, rows * positions)
             outputs = torch.bmm(flat.transpose(1, 2), flat)
             start = group.units.start + first
-            result[start : start + len(outputs)] = (patches * outputs).sum(dim=2).double().sum(dim=1)
+            result[start : start + len(outputs)] = gram_norms(patches, outputs)
     return result
 
 

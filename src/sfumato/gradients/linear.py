@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from sfumato.gradients.call import Call, Strategy
-from sfumato.gradients.piece import Deferred, Materialised, Piece, squared_norms, zero_where_dropped
+from sfumato.gradients.piece import (
+    Deferred,
+    Materialised,
+    Piece,
+    gram_norms,
+    squared_norms,
+    zero_where_dropped,
+)
 
 
 def linear_rule(call: Call) -> list[Strategy]:
@@ -46,8 +53,7 @@ def linear_rule(call: Call) -> list[Strategy]:
         norms = []
         for group in segments.groups:
             xs, gs = group.split(x).flatten(1, 2), group.split(g).flatten(1, 2)
-            products = torch.bmm(xs, xs.transpose(1, 2)) * torch.bmm(gs, gs.transpose(1, 2))
-            norms.append(products.sum(dim=2).double().sum(dim=1))
+            norms.append(gram_norms(torch.bmm(xs, xs.transpose(1, 2)), torch.bmm(gs, gs.transpose(1, 2))))
         return {**bias(), "weight": Deferred(torch.cat(norms), form_sum)}
 
     if "weight" not in call.names:
@@ -89,8 +95,7 @@ def embedding_rule(call: Call) -> list[Strategy]:
         for group in segments.groups:
             ids, gs = group.split(tokens).flatten(1), group.split(g).flatten(1, 2)
             same = ids[:, :, None] == ids[:, None, :]
-            products = torch.bmm(gs, gs.transpose(1, 2)) * same
-            norms.append(products.sum(dim=2).double().sum(dim=1))
+            norms.append(gram_norms(torch.bmm(gs, gs.transpose(1, 2)), same))
         return {"weight": Deferred(torch.cat(norms), form_sum)}
 
     pairs = sum(

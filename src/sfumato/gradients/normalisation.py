@@ -113,7 +113,7 @@ def batch_norm_rule(call: Call) -> list[Strategy]:
             "mixes-examples",
             f"{call.path} ({type(module).__name__}) normalises with statistics of the whole batch.",
             why="Clipping one example then no longer bounds its influence.",
-            fix="Use --norm group, or sfumato.make_private_ready(model); frozen in eval mode it is allowed.",
+            fix="Use --set model.options.norm=group, or sfumato.make_private_ready(model), or eval mode.",
         )
 
     def pieces() -> dict[str, Piece]:

@@ -77,6 +77,18 @@ class Deferred:
         return self.form_sum(factors)
 
 
+def gram_norms(first: Tensor, second: Tensor) -> Tensor:
+    """(units, positions, positions) twice -> (units,): the sum over all pairs of positions, float64.
+
+    Guarantee: never smaller than the squared norm it stands for. Large terms may cancel, so what their
+    rounding can have lost, eps * (sum over positions of |x_s| |g_s|)^2, is added back.
+    """
+    products = first * second
+    lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().double().sum(dim=1)
+    lost = torch.finfo(products.dtype).eps * lengths.square()
+    return products.sum(dim=2).double().sum(dim=1).clamp(min=0) + lost
+
+
 def weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
     """Sum over units of factor * gradient. A unit of factor 0 adds nothing, even if it is not finite."""
     flat = zero_where_dropped(gradients.reshape(len(gradients), -1), factors)

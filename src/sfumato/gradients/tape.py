@@ -33,7 +33,6 @@ class Tape:
     def __init__(self, claims: list[Claim], segments: Segments, num_rows: int, choices: Choices) -> None:
         self.claims, self.segments, self.num_rows, self.choices = claims, segments, num_rows, choices
         self.lost: list[Claim] = []  # claims whose layer was called with something else than rows
-        self.called: set[str] = set()
         self.roots: list[Tensor] = []
         self.uses: dict[str, int] = {}
         self.pieces: dict[str, Piece] = {}
@@ -53,7 +52,6 @@ class Tape:
 
     def _record(self, claim: Claim, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         inputs, outputs = tensors_in(args, kwargs), output_tensors(output)
-        self.called.add(claim.path)
         if not inputs or not outputs or not all(map(self._has_rows, (inputs[0], *outputs))):
             self.lost.append(claim)
             return None
@@ -135,46 +133,70 @@ def record(
 ) -> tuple[dict[str, Piece], Tensor]:
     """Pieces of every trained parameter that the loss sees, and each unit's loss."""
     detached = {name: value.detach() for name, value in model.named_parameters()}
-    claims = choices.claims.get(model)
-    if claims is None or not _still_current(model, claims):
-        claims = claims_of(model)
+    known = choices.claims.get(model)
+    claims = known if known is not None and _still_current(model, known) else claims_of(model)
     while True:
         tape = Tape(claims, segments, len(inputs), choices)
         with torch.enable_grad():
             with tape.recording():
                 outputs = functional_call(model, detached, (inputs,))
             lost = {claim.path: claim for claim in tape.lost}
-            lost |= _passed_over(model, tape, inputs[:1], targets[:1], loss)
+            if claims is not known:
+                lost |= _used_around(model, claims, inputs[:1], targets[:1], loss)
             if lost:
                 claims = hand_up(model, claims, lost.values())
                 continue
             per_unit = segments.sum(row_losses(loss, outputs, targets)) / segments.sizes
-        tape.backward(per_unit.sum())
+            tape.backward(per_unit.sum())
         choices.claims[model] = claims
         return tape.pieces, per_unit.detach()
 
 
 def _still_current(model: nn.Module, claims: list[Claim]) -> bool:
-    """Whether the claims cover just the parameters that are trained now."""
+    """Whether the claims cover just the parameters that are trained now, by the layers that are there now."""
     claimed = {target for claim in claims for target in claim.parameters.values()}
-    return claimed == {name for name, value in model.named_parameters() if value.requires_grad}
+    modules = dict(model.named_modules())
+    return claimed == {name for name, value in model.named_parameters() if value.requires_grad} and all(
+        modules.get(claim.path) is claim.module for claim in claims
+    )
 
 
-def _passed_over(
-    model: nn.Module, tape: Tape, inputs: Tensor, targets: Tensor, loss: Loss
+def _used_around(
+    model: nn.Module, claims: list[Claim], inputs: Tensor, targets: Tensor, loss: Loss
 ) -> dict[str, Claim]:
-    """Claims whose layer was not called although the loss depends on its parameters."""
-    silent = [claim for claim in tape.claims if claim.path not in tape.called]
-    if not silent:
-        return {}
+    """Claims whose parameters the loss sees otherwise than through a call of their layer.
+
+    One row is sent through with every layer's own parameters detached while the layer runs: a parameter
+    that has a gradient all the same is used around its layer.
+    """
     leaves = {name: value.detach().requires_grad_() for name, value in model.named_parameters()}
-    value = row_losses(loss, functional_call(model, leaves, (inputs,)), targets).sum()
-    wanted = [target for claim in silent for target in claim.parameters.values()]
+    outside: list[list[tuple[nn.Module, str, Tensor]]] = []
+
+    def enter(claim: Claim, module: nn.Module, _args: object) -> None:
+        owners = [
+            (module.get_submodule(n.rpartition(".")[0]), n.rpartition(".")[2]) for n in claim.parameters
+        ]
+        outside.append([(owner, last, owner._parameters[last]) for owner, last in owners])
+        for owner, last, value in outside[-1]:
+            owner._parameters[last] = value.detach()
+
+    def leave(_module: nn.Module, _args: object, _output: object) -> None:
+        for owner, last, value in outside.pop():
+            owner._parameters[last] = value
+
+    handles = [claim.module.register_forward_pre_hook(partial(enter, claim)) for claim in claims]
+    handles += [claim.module.register_forward_hook(leave) for claim in claims]
+    try:
+        value = row_losses(loss, functional_call(model, leaves, (inputs,)), targets).sum()
+    finally:
+        for handle in handles:
+            handle.remove()
     if not value.requires_grad:
         return {}
+    wanted = [target for claim in claims for target in claim.parameters.values()]
     found = torch.autograd.grad(value, [leaves[name] for name in wanted], allow_unused=True)
     used = {name for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
-    return {claim.path: claim for claim in silent if used & set(claim.parameters.values())}
+    return {claim.path: claim for claim in claims if used & set(claim.parameters.values())}
 
 
 def row_losses(loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
