@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from small_runs import SmallNet
 
 from sfumato.averaging import WeightAverage
+from small_runs import SmallNet
 
 
 def set_all(model, value):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import SmallNet, small_set
 
 from sfumato.evaluation import evaluate, predict_logits, scores
+from small_runs import SmallNet, small_set
 
 NAMES = tuple("abcdefg")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import small_set
 
 from sfumato.errors import DataError
 from sfumato.units import Units, Views
+from small_runs import small_set
 
 VIEWS = Views(mean=(0.5,), std=(0.25,), count=3, padding=1, flip=True)
 CPU = torch.device("cpu")
