@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-# Before torch is imported, and for the commands that tests start: on small tensors a second thread only waits.
+# Before torch is imported, and for commands that tests start: on small tensors a second thread only waits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 
