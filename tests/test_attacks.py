@@ -1,0 +1,86 @@
+"""Every attack succeeds without its safeguard and fails with it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+ATTACKS = Path(__file__).resolve().parent.parent / "attacks"
+SCRIPTS = [
+    "loss_released",
+    "nan_image",
+    "no_clipping",
+    "noise_per_rank",
+    "resumed_noise",
+    "seed_known",
+    "shuffled_batches",
+    "true_batch_size",
+]
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ATTACKS)
+    monkeypatch.setenv("SFUMATO_LEDGER", str(tmp_path / "ledger.sqlite"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_attack_succeeds_without_its_safeguard_and_fails_with_it(name):
+    script = importlib.import_module(name)
+    succeeded, told = script.without_safeguard()
+    assert succeeded, told
+    succeeded, told = script.with_safeguard()
+    assert not succeeded, told
+
+
+def test_the_table_names_every_script():
+    text = (ATTACKS / "README.md").read_text()
+    scripts = {path.stem for path in ATTACKS.glob("*.py")}
+    assert {*SCRIPTS, "membership", "kill_training", "mutants"} == scripts
+    assert all(f"{name}.py" in text for name in scripts)
+
+
+def test_a_proven_epsilon_is_below_the_true_one_and_grows_with_the_evidence():
+    import numpy as np
+
+    from sfumato import accounting
+
+    membership = importlib.import_module("membership")
+    random = np.random.default_rng(0)
+    event = accounting.SampledGaussian(noise_multiplier=1.0)
+    true = accounting.epsilon([event], delta=1e-3)
+    few, many = (
+        membership.proven_epsilon(
+            1 + random.standard_normal(size), random.standard_normal(size), delta=1e-3, threshold=2.0
+        )
+        for size in (500, 500_000)
+    )
+    assert few < many < true
+    assert many > 1.5
+    hopeless = membership.proven_epsilon(np.zeros(100), np.zeros(100), delta=1e-3, threshold=1.0)
+    assert hopeless == -np.inf
+
+
+def test_killed_trainings_resume_and_the_ledger_never_shows_too_little(tmp_path, monkeypatch):
+    """A short form of ``python attacks/kill_training.py --kills 100``."""
+    import os
+    import subprocess
+    import sys
+
+    if not hasattr(os, "fork"):
+        pytest.skip("this system cannot fork")
+    done = subprocess.run(
+        [sys.executable, ATTACKS / "kill_training.py", "--kills", "6"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kills: 6" in done.stdout
