@@ -194,7 +194,8 @@ def run_tests(source: Path, tests: list[str]) -> tuple[int, str]:
     )
     lines = done.stdout.strip().splitlines() or [done.stderr]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return done.returncode, (failed or lines)[-1]
+    totals = [line for line in lines if " passed" in line or " failed" in line]
+    return done.returncode, (failed or totals or lines)[-1]
 
 
 def plant(fault: Fault, source: Path) -> None:
