@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint mutants clean
 
 demo: .venv/installed
 	$(BIN)/sfumato demo
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest
+
+# Twelve planted faults, each of which the tests must find.
+mutants: .venv/installed-dev
+	$(BIN)/python attacks/mutants.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
