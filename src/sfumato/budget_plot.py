@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfumato import accounting
+from sfumato.accounting import SampledGaussian
 from sfumato.privacy import Plan
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ class BatchCurve:
     useful_batch_size: int  # the smallest whose step_noise is within a quarter of the full batch's
 
 
-def batch_curve(plan: Plan, *, num_points: int = 11) -> BatchCurve:
+def batch_curve(plan: Plan, *, num_points: int = 13) -> BatchCurve:
     """Vary the batch size at the plan's ε.
 
     De et al. (2022, section 5): at a fixed number of steps a larger batch means less noise in the mean
@@ -34,16 +37,13 @@ def batch_curve(plan: Plan, *, num_points: int = 11) -> BatchCurve:
     and only the cost grows. Every step then costs more epochs, so whoever pays for compute takes a
     moderate batch.
     """
-    # RDP, at the ε it gives this plan: PLD's shape through the same point, and faster for many steps
-    plan = replace(plan, accountant="rdp")
     smallest = max(1, plan.num_examples // 1000)
     ratio = plan.num_examples / smallest
     sizes = sorted({round(smallest * ratio ** (i / (num_points - 1))) for i in range(num_points)})
     epochs = plan.num_steps * plan.sampling_rate
-    target = plan.epsilon
-    noise = _noise_along(plan, target, [(size, plan.num_steps) for size in sizes])
+    noise = _noise_along(plan, [(size, plan.num_steps) for size in sizes])
     epoch_steps = [max(1, round(epochs * plan.num_examples / size)) for size in sizes]
-    per_epoch = _noise_along(plan, target, list(zip(sizes, epoch_steps, strict=True)))
+    per_epoch = _noise_along(plan, list(zip(sizes, epoch_steps, strict=True)))
     step_noise = [sigma / size for sigma, size in zip(noise, sizes, strict=True)]
     useful = _first_below(sizes, step_noise, 1.25 * step_noise[-1])
     return BatchCurve(
@@ -55,14 +55,25 @@ def batch_curve(plan: Plan, *, num_points: int = 11) -> BatchCurve:
     )
 
 
-def _noise_along(plan: Plan, target: float, batches: list[tuple[int, int]]) -> list[float]:
-    """The noise multiplier for each (batch size, steps); each search starts where the last one ended."""
-    found = []
+def _noise_along(plan: Plan, batches: list[tuple[int, int]]) -> list[float]:
+    """The noise multiplier for each (batch size, steps) at the plan's ε.
+
+    By the fast, rough ε, at the value it gives the plan itself: a curve through the plan's own point.
+    """
+
+    def rough(sigma: float, rate: float, num_steps: int) -> float:
+        event = SampledGaussian(noise_multiplier=sigma, sampling_rate=rate, num_steps=num_steps)
+        return accounting.rough_epsilon([event], delta=plan.delta, neighbouring=plan.neighbouring)
+
+    target = rough(plan.noise_multiplier, plan.sampling_rate, plan.num_steps)
+    found = [plan.noise_multiplier]
     for batch_size, num_steps in reversed(batches):
-        plan = replace(plan, sampling="poisson", batch_size=batch_size, num_steps=num_steps)
-        plan = plan.with_epsilon(target, tolerance=0.01)
-        found.append(plan.noise_multiplier)
-    return found[::-1]
+        rate = batch_size / plan.num_examples
+        sigma = accounting.solve_noise_multiplier(
+            partial(rough, rate=rate, num_steps=num_steps), target, tolerance=0.002, guess=found[-1]
+        )
+        found.append(sigma)
+    return found[:0:-1]
 
 
 def _first_below(sizes: list[int], values: list[float], limit: float) -> int:

@@ -11,6 +11,7 @@ from sfumato import accounting
 if TYPE_CHECKING:
     from sfumato.privacy import Plan
 
+FALSE_ALARMS = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5)  # where the trade-off curve is stated
 _PLURAL = {"image": "images", "patient": "patients"}
 _ACCOUNTANTS = {"pld": "privacy loss distributions", "rdp": "Rényi differential privacy"}
 
@@ -54,9 +55,10 @@ _NOT_RELEASABLE = (
 def state(plan: Plan, *, releasable: bool, images_per_person: int | None) -> Statement:
     """Say what ``plan`` guarantees."""
     mu, kind = accounting.mu_gdp(plan.events(), delta=plan.delta, neighbouring=plan.neighbouring)
-    error = accounting.trade_off(
-        plan.events(), [0.01], accountant=plan.accountant, neighbouring=plan.neighbouring
-    )[0]
+    misses = accounting.trade_off(
+        plan.events(), FALSE_ALARMS, accountant=plan.accountant, neighbouring=plan.neighbouring
+    )
+    error = misses[FALSE_ALARMS.index(0.01)]
     groups = _groups(plan, images_per_person)
     values = {
         "epsilon": _json(plan.epsilon),
@@ -75,6 +77,7 @@ def state(plan: Plan, *, releasable: bool, images_per_person: int | None) -> Sta
         "mu_gdp": _json(mu),
         "mu_gdp_kind": kind,
         "largest_true_positive_rate_at_1_percent": 1 - error,
+        "trade_off": [list(pair) for pair in zip(FALSE_ALARMS, misses, strict=True)],
         "events": [accounting.event_to_dict(event) for event in plan.events()],
         "tuning_runs": plan.tuning_runs,
         "uncounted_search": plan.uncounted_search,

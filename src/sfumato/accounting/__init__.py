@@ -6,7 +6,7 @@ multiplier is relative to what one unit **adds** to the sum (the clip norm), und
 relations; replacing a unit can move the sum twice as far, and that is counted here.
 """
 
-from sfumato.accounting.accountants import needs_rdp
+from sfumato.accounting.accountants import needs_rdp, rough_epsilon
 from sfumato.accounting.calibration import solve_batch_size, solve_noise_multiplier, solve_num_steps
 from sfumato.accounting.curves import delta, epsilon, mu_clt, mu_gdp, trade_off
 from sfumato.accounting.events import (
@@ -38,6 +38,7 @@ __all__ = [
     "mu_clt",
     "mu_gdp",
     "needs_rdp",
+    "rough_epsilon",
     "solve_batch_size",
     "solve_noise_multiplier",
     "solve_num_steps",

@@ -32,7 +32,7 @@ def is_hopeless(events: tuple[Event, ...], neighbouring: Neighbouring, *, group_
         events = tuple(
             replace(event, noise_multiplier=event.noise_multiplier / group_size) for event in events
         )
-    return _rough_epsilon(events, neighbouring) > _HOPELESS
+    return rough_epsilon(events, neighbouring=neighbouring) > _HOPELESS
 
 
 def check_accountant(events: Sequence[Event], accountant: Accountant, neighbouring: Neighbouring) -> None:
@@ -128,21 +128,23 @@ def discretisation(events: tuple[Event, ...], neighbouring: Neighbouring) -> flo
     The overstatement was measured to be near 1.5·T·interval²/ε² of ε.
     """
     sampled_steps = sum(event.num_steps for event in events if event.sampling_rate < 1)
-    wanted = 0.008 * _rough_epsilon(events, neighbouring) / math.sqrt(max(sampled_steps, 64))
+    wanted = 0.008 * rough_epsilon(events, neighbouring=neighbouring) / math.sqrt(max(sampled_steps, 64))
     return 2.0 ** math.floor(
-        math.log2(max(wanted, 1e-7))
+        math.log2(min(max(wanted, 1e-7), 0.01))
     )  # a power of two: nearby plans share the cached part
 
 
-def _rough_epsilon(events: tuple[Event, ...], neighbouring: Neighbouring) -> float:
-    """ε to about 20 %, from a few whole orders, which have a fast formula."""
+def rough_epsilon(
+    events: Sequence[SampledGaussian], *, delta: float = 1e-6, neighbouring: Neighbouring = "add-or-remove"
+) -> float:
+    """ε to some percent, from a few whole orders, which have a fast formula: for pictures and step sizes."""
     import numpy as np
 
-    orders = np.array([2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0])
+    orders = np.array([*range(2, 13), 14, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512], dtype=float)
     reach = 2.0 if neighbouring == "replace-one" else 1.0
     halved = [replace(event, noise_multiplier=event.noise_multiplier / reach) for event in events]
     total = sum(_divergences(event, orders, "add-or-remove") for event in halved)
-    return RenyiCurve(orders, total).epsilon(1e-6)
+    return RenyiCurve(orders, total).epsilon(delta)
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,12 @@ def _people(plan: Plan, images_per_person: int | None) -> dict[str, object]:
 
 def _figures(plan: Plan, unknown: str) -> dict[str, object]:
     from sfumato import accounting
+    from sfumato.statement import FALSE_ALARMS
 
     mu, kind = accounting.mu_gdp(plan.events(), delta=plan.delta, neighbouring=plan.neighbouring)
+    misses = accounting.trade_off(
+        plan.events(), FALSE_ALARMS, accountant=plan.accountant, neighbouring=plan.neighbouring
+    )
     return {
         "epsilon": plan.epsilon,
         "delta": plan.delta,
@@ -179,8 +183,9 @@ def _figures(plan: Plan, unknown: str) -> dict[str, object]:
         "sampling": plan.sampling,
         "mechanism": plan.mechanism,
         "tuning_runs": plan.tuning_runs,
-        "mu_gdp": mu,
+        "mu_gdp": mu if mu < float("inf") else None,
         "mu_gdp_kind": kind,
+        "trade_off": [list(pair) for pair in zip(FALSE_ALARMS, misses, strict=True)],
         "solved": unknown,
     }
 
@@ -193,7 +198,9 @@ def _print(plan: Plan, unknown: str, people: dict[str, object], plot: Path | Non
         value = round_up(figures[name]) if name in ("epsilon", "noise_multiplier") else f"{figures[name]:g}"
         click.echo(f"{name:<17} {value:<10}{'   <- solved' if name == unknown else ''}")
     click.echo(f"{'num_examples':<17} {plan.num_examples:<10} sampling rate {plan.sampling_rate:.4g}")
-    click.echo(f"{'mu_gdp':<17} {round_up(figures['mu_gdp']):<10} {figures['mu_gdp_kind']}")
+    click.echo(f"{'mu_gdp':<17} {round_up(figures['mu_gdp'] or float('inf')):<10} {figures['mu_gdp_kind']}")
+    found = 100 * (1 - dict(figures["trade_off"])[0.01])
+    click.echo(f"{'membership test':<17} {found:<10.3g} % of members found at most, at 1 % false alarms")
     search = (
         "" if plan.tuning_runs is None else f"; the best of {plan.tuning_runs:g} runs on average is published"
     )
