@@ -186,10 +186,13 @@ class Run:
         for record in self._steps():
             self.step = record.step
             self.seconds = before + time.monotonic() - began
-            self._record(record)
+            scores = self._record(record)
             overdue = time.monotonic() - self.last_save >= self.prepared.recipe.performance.save_every_seconds
-            if overdue or interruption.requested or self.stopped_early:
+            if overdue or interruption.requested or scores is not None:
                 self.commit()
+            # Only now: a step whose result was seen may never be taken again with fresh noise.
+            if scores is not None and self.observer is not None:
+                self.observer.scored(self.step, self.prepared.monitored, scores)
             interruption.raise_if_requested()
             if self.stopped_early:
                 break
@@ -283,7 +286,7 @@ class Run:
             start_step=self.step,
         )
 
-    def _record(self, record: StepRecord) -> None:
+    def _record(self, record: StepRecord) -> Scores | None:
         """Score if it is time, then keep the step's line for the next commit."""
         plan = self.prepared.plan
         epsilon = plan.epsilon_after(record.step) if plan is not None else None
@@ -302,7 +305,7 @@ class Run:
         }
         if self.observer is not None:
             self.observer.stepped(record, epsilon)
-        monitored = self.prepared.monitored
+        scores, monitored = None, self.prepared.monitored
         last = record.step == self.prepared.num_steps
         if monitored is not None and (last or record.step % self._evaluate_every() == 0):
             scores = self._evaluate(self.average.averaged(self.prepared.model), monitored)
@@ -313,6 +316,7 @@ class Run:
             self._steer(scores)
         self.metrics.add(public)
         self.sensitive.add(private)
+        return scores
 
     def _steer(self, scores: Scores) -> None:
         """Plateau and early stopping; ``prepare`` has refused both unless the images are public."""
@@ -326,10 +330,7 @@ class Run:
 
     def _evaluate(self, model: nn.Module, scored: ScoredSet) -> Scores:
         views = self.prepared.views
-        scores = evaluate(model, scored.images, mean=views.mean, std=views.std)
-        if self.observer is not None:
-            self.observer.scored(self.step, scored, scores)
-        return scores
+        return evaluate(model, scored.images, mean=views.mean, std=views.std)
 
     def _evaluate_every(self) -> int:
         if self.prepared.recipe.training.evaluate_every:

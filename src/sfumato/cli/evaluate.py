@@ -32,7 +32,8 @@ def command(run: Path, data: str | None, split: str | None, as_json: bool) -> No
     name, images = _images(released, _data_name(run, released, data), split)
     result = scores(released.logits(images.images), images.labels, released.classes)
     if as_json:
-        echo_json({"split": name, "epsilon": released.privacy["epsilon"], **result.as_dict()})
+        privacy = {key: released.privacy[key] for key in ("epsilon", "releasable")}
+        echo_json({"split": name, **privacy, **result.as_dict()})
         return
     from sfumato.model_card import headline
 

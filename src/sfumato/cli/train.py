@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfumato.cli import echo_json
+from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
     from sfumato.publication import RunResult
@@ -55,6 +56,13 @@ def command(
     The folder holds train/<class>/*.png and optional val/ and test/, or a manifest.csv. The result is
     runs/NAME with the model in release/, a report, and the guarantee in whole sentences.
     """
+    if no_privacy and epsilon is not None:
+        raise ConfigError(
+            "contradictory-budget",
+            f"--no-privacy and --epsilon {epsilon:g} exclude each other.",
+            why="Training without privacy spends no budget and gives no guarantee.",
+            fix="Leave one of the two out.",
+        )
     flags: dict[str, Any] = {
         "data.name": _absolute(data),
         "data.patient_from": patient_from,
