@@ -187,7 +187,7 @@ MORE = [
 def run_tests(source: Path, tests: list[str]) -> tuple[int, str]:
     """pytest's exit code and its last line, with the package taken from ``source``."""
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--durations=1"]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--durations=1"]
     places = [str(ROOT / "tests" / name) for name in tests]
     done = subprocess.run(
         [*command, *places], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
