@@ -64,7 +64,7 @@ def test_public_records_hold_nothing_computed_from_private_images(tmp_path):
     train(small_recipe(), out=tmp_path / "run", data=small_splits())
     metrics = lines(tmp_path / "run/metrics.jsonl")
     assert [line["step"] for line in metrics] == list(range(1, 9))
-    public = {"step", "epsilon", "learning_rate", "units_per_second", "test_accuracy", "test_loss"}
+    public = {"step", "epsilon", "learning_rate", "test_accuracy", "test_loss"}
     assert set().union(*metrics) == public
     private = lines(tmp_path / "run/state/sensitive.jsonl")
     assert {"loss", "median_norm", "clipped_share"} <= set(private[0])

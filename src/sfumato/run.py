@@ -294,14 +294,14 @@ class Run:
             "step": record.step,
             "epsilon": epsilon,
             "learning_rate": record.learning_rate,
-            # by the expected size: the true one is private
-            "units_per_second": round(self.prepared.batch_size / max(record.seconds, 1e-9), 2),
         }
         private = {
             "step": record.step,
             "loss": _finite(record.loss),
             "median_norm": _finite(record.median_norm),
             "clipped_share": record.clipped_share,
+            # how long a step takes tells the true batch size, which is private
+            "units_per_second": round(self.prepared.batch_size / max(record.seconds, 1e-9), 2),
         }
         if self.observer is not None:
             self.observer.stepped(record, epsilon)
