@@ -57,6 +57,8 @@ class Witness:
 
     def noted(self, text: str) -> None: ...
 
+    def computed(self, what: str, done: int, total: int) -> None: ...
+
 
 def used_steps(shared: mmap.mmap) -> int:
     return int.from_bytes(shared[:8], "little")

@@ -67,6 +67,7 @@ class Watcher:
     def __init__(self, *, crash_after: int | None = None, error: type[BaseException] = RuntimeError) -> None:
         self.crash_after, self.error = crash_after, error
         self.records, self.epsilons, self.notes, self.start_step = [], [], [], None
+        self.computations = []
 
     def started(self, prepared, start_step):
         self.start_step = start_step
@@ -82,3 +83,6 @@ class Watcher:
 
     def noted(self, text):
         self.notes.append(text)
+
+    def computed(self, what, done, total):
+        self.computations.append((what, done, total))

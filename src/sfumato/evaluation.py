@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sfumato.data import ImageSet, normalise
-from sfumato.features.cache import features_of
+from sfumato.features.cache import OnProgress, features_of
 from sfumato.models.fixed_features import FeatureClassifier
 
 
@@ -62,10 +62,14 @@ def evaluate(
     mean: tuple[float, ...],
     std: tuple[float, ...],
     batch_size: int = 256,
+    on_progress: OnProgress | None = None,
 ) -> Scores:
-    """All scores of ``model`` on ``data``. Fixed features are taken from their cache, or computed into it."""
+    """All scores of ``model`` on ``data``.
+
+    Fixed features are taken from their cache, or computed into it, which ``on_progress`` is told of.
+    """
     if isinstance(model, FeatureClassifier):
-        rows = features_of(model.extractor, data.images)
+        rows = features_of(model.extractor, data.images, on_progress=on_progress)
         logits = predict_rows(model, rows)
     else:
         logits = predict_logits(model, data.images, mean=mean, std=std, batch_size=batch_size)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch import nn
 from sfumato.data import DataSplits, ImageSet, carve_validation, load_data, normalisation_for
 from sfumato.doctor import Finding, check_model, examine_data, examine_plan, examine_surroundings
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.features.cache import OnProgress
 from sfumato.features.rows import (
     FeatureViews,
     feature_views,
@@ -30,6 +32,16 @@ from sfumato.randomness import RandomSource, SecureSource, SeededSource
 from sfumato.recipe import DataSettings, ModelSettings, Recipe
 from sfumato.sampling import FullBatch, PoissonSampling
 from sfumato.units import Units, Views
+
+
+class Watcher(Protocol):
+    """Whoever waits while something long is computed before or between steps."""
+
+    def noted(self, text: str) -> None:
+        """Something worth a sentence happened."""
+
+    def computed(self, what: str, done: int, total: int) -> None:
+        """So many of ``total`` images are done, of what ``what`` names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +107,13 @@ def prepare(
     data: DataSplits | None = None,
     model: nn.Module | None = None,
     force: bool = False,
+    watcher: Watcher | None = None,
 ) -> Prepared:
     """Load, build, plan and check; raises before any budget is spent.
 
     ``data`` and ``model`` replace what the recipe names, for callers with their own. ``force`` accepts a
-    delta above 1 / (number of units), which the statement then says.
+    delta above 1 / (number of units), which the statement then says. ``watcher`` is told how far
+    the computation of features is.
     """
     splits = data if data is not None else load_splits(recipe.data)
     check_steering(recipe, splits)
@@ -113,7 +127,7 @@ def prepare(
     device = choose_device(recipe.performance.device)
     network = model if model is not None else initial_model(recipe.model, splits.train, source)
     network = network.to(device)
-    fit_extractor(network, recipe)
+    fit_extractor(network, recipe, on_note=None if watcher is None else watcher.noted)
     training = recipe.training
     build_optimizer(  # refuses a wrong name or option now; the run builds its own
         training.optimizer,
@@ -124,7 +138,8 @@ def prepare(
     findings = () if plan is None else examine(recipe, splits, network, plan)
     channels = splits.train.images.shape[1]
     mean, std = normalisation_for(splits.train.name, channels)
-    views = feature_views(network, recipe, splits.train) or Views(
+    counter = features_counter(watcher, "training")
+    views = feature_views(network, recipe, splits.train, on_progress=counter) or Views(
         mean=recipe.data.mean or mean,
         std=recipe.data.std or std,
         count=recipe.augmentation.views,
@@ -146,6 +161,11 @@ def prepare(
         max_rows=recipe.performance.microbatch_size or fitting_rows(network, splits.train, device),
         findings=findings,
     )
+
+
+def features_counter(watcher: Watcher | None, split: str) -> OnProgress | None:
+    """Tells ``watcher`` how many of the split's images have their features."""
+    return None if watcher is None else partial(watcher.computed, f"features of {split} images")
 
 
 def load_splits(settings: DataSettings) -> DataSplits:

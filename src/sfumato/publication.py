@@ -9,7 +9,7 @@ from typing import Any
 from sfumato.averaging import WeightAverage
 from sfumato.evaluation import Scores, evaluate
 from sfumato.model_card import model_card, no_privacy_statement
-from sfumato.preparation import Prepared
+from sfumato.preparation import Prepared, Watcher, features_counter
 from sfumato.release import write_release
 from sfumato.report import write_report
 from sfumato.run_folder import RunFolder, describe_environment
@@ -38,6 +38,7 @@ def publish(
     max_rows: int,
     scores: Scores | None,
     in_zoo: bool,
+    watcher: Watcher | None = None,
 ) -> RunResult:
     """Score the averaged weights (unless ``scores`` are theirs already), then write release and report.
 
@@ -48,7 +49,10 @@ def publish(
     scored = prepared.final
     if scored is not None:
         views = prepared.views
-        scores = scores or evaluate(released, scored.images, mean=views.mean, std=views.std)
+        counter = features_counter(watcher, scored.split)
+        scores = scores or evaluate(
+            released, scored.images, mean=views.mean, std=views.std, on_progress=counter
+        )
         write_json(folder.scores(sensitive=scored.sensitive), {"split": scored.split, **scores.as_dict()})
     privacy = stated_privacy(prepared, num_steps=num_steps)
     config = model_config(prepared, in_zoo=in_zoo)

@@ -26,7 +26,7 @@ from sfumato.interruption import Interruption, deferred_interrupts
 from sfumato.ledger import Account, Ledger
 from sfumato.memory import keep_freed_memory
 from sfumato.optimisation import Schedule, build_optimizer
-from sfumato.preparation import Prepared, ScoredSet, prepare
+from sfumato.preparation import Prepared, ScoredSet, Watcher, features_counter, prepare
 from sfumato.publication import RunResult, publish
 from sfumato.recipe import Recipe, recipe_to_toml
 from sfumato.run_folder import RunFolder
@@ -35,7 +35,7 @@ from sfumato.state import LineLog, RunState, load_state, save_state
 from sfumato.training import StepRecord, fit, fit_without_privacy
 
 
-class Observer(Protocol):
+class Observer(Watcher, Protocol):
     """Whoever watches a run: a progress line, a test."""
 
     def started(self, prepared: Prepared, start_step: int) -> None:
@@ -46,9 +46,6 @@ class Observer(Protocol):
 
     def scored(self, step: int, scored: ScoredSet, scores: Scores) -> None:
         """An evaluation is done."""
-
-    def noted(self, text: str) -> None:
-        """Something worth a sentence happened."""
 
 
 def train(
@@ -71,7 +68,7 @@ def train(
     folder = RunFolder(Path(out))
     folder.check_usable(recipe, resume=resume)
     keep_freed_memory()
-    prepared = prepare(recipe, data=data, model=model, force=force)
+    prepared = prepare(recipe, data=data, model=model, force=force, watcher=observer)
     book = ledger if ledger is not None else Ledger.open()
     with folder.opened(recipe_to_toml(recipe)), deferred_interrupts() as interruption:
         run = Run.begin(prepared, folder, ledger=book, observer=observer)
@@ -85,6 +82,7 @@ def train(
             max_rows=run.max_rows,
             scores=run.last_scores if prepared.monitored == prepared.final else None,
             in_zoo=model is None,
+            watcher=observer,
         )
         if prepared.plan is not None:
             run.account.spend(prepared.num_steps)  # after early stopping too: see stated_privacy
@@ -330,7 +328,8 @@ class Run:
 
     def _evaluate(self, model: nn.Module, scored: ScoredSet) -> Scores:
         views = self.prepared.views
-        return evaluate(model, scored.images, mean=views.mean, std=views.std)
+        counter = features_counter(self.observer, scored.split)
+        return evaluate(model, scored.images, mean=views.mean, std=views.std, on_progress=counter)
 
     def _evaluate_every(self) -> int:
         if self.prepared.recipe.training.evaluate_every:

@@ -20,6 +20,7 @@ from sfumato.recipe import load_recipe, with_settings
 from sfumato.run import train
 from sfumato.training import clipped_total
 from sfumato.units import Units
+from small_runs import Watcher
 
 SMALL = {"num_layers": 1, "num_patches": 12, "num_directions": 40}
 
@@ -54,6 +55,22 @@ def test_a_run_learns_releases_one_whole_model_and_counts_the_mean(tmp_path):
     predicted = loaded.logits(splits.test.images).argmax(1)
     assert (predicted == splits.test.labels).double().mean().item() == pytest.approx(result.scores.accuracy)
     assert loaded.model.centre.abs().sum() > 0
+
+
+def test_the_wait_for_features_is_shown_once_and_not_when_they_are_cached(tmp_path):
+    splits = DataSplits(train=bright_and_dark(300, seed=1), val=None, test=bright_and_dark(100, seed=2))
+    first, second = Watcher(), Watcher()
+    for name, watcher in (("one", first), ("two", second)):
+        with Ledger.open(tmp_path / "ledger.db") as ledger:
+            train(recipe_for(), out=tmp_path / name, data=splits, ledger=ledger, observer=watcher)
+    assert "Fitting features on 80 generated images; kept for later runs." in first.notes
+    training = [step for step in first.computations if "training" in step[0]]
+    assert training == [("features of training images", done, 300) for done in (256, 300)]
+    assert [step for step in first.computations if "test" in step[0]] == [
+        ("features of test images", 100, 100)
+    ]
+    assert second.computations == []
+    assert not any("Fitting" in str(note) for note in second.notes)
 
 
 def test_the_private_mean_is_part_of_the_plan():

@@ -19,7 +19,7 @@ def command(out: Path | None, as_json: bool) -> None:
     from sfumato.recipe import load_recipe
 
     folder = out if out is not None else _fresh(Path("runs"))
-    result = run_recipe(load_recipe("demo/digits"), folder, resume=False, force=False)
+    result = run_recipe(load_recipe("demo/digits"), folder, resume=False, force=False, quiet=as_json)
     echo_result(result, as_json=as_json)
     if not as_json:
         click.echo(f"\nTry it:    sfumato evaluate {folder}")

@@ -12,6 +12,7 @@ from sfumato.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from sfumato.data import ImageSet
+    from sfumato.evaluation import Scores
     from sfumato.release import ReleasedModel
 
 
@@ -25,12 +26,11 @@ def command(run: Path, data: str | None, split: str | None, as_json: bool) -> No
 
     DATA is by default what the run was trained with. A folder without train/, val/ and test/ is used whole.
     """
-    from sfumato.evaluation import scores
     from sfumato.release import load
 
     released = load(run)
     name, images = _images(released, _data_name(run, released, data), split)
-    result = scores(released.logits(images.images), images.labels, released.classes)
+    result = _scores(released, images, name, quiet=as_json)
     if as_json:
         privacy = {key: released.privacy[key] for key in ("epsilon", "releasable")}
         echo_json({"split": name, **privacy, **result.as_dict()})
@@ -70,6 +70,24 @@ def _data_name(run: Path, released: ReleasedModel, data: str | None) -> str:
     raise ConfigError(
         "no-data", "the release does not say where its test images are", fix="Give DATA: a folder with test/."
     )
+
+
+def _scores(released: ReleasedModel, images: ImageSet, split: str, *, quiet: bool) -> Scores:
+    from sfumato.cli.progress import make_progress
+    from sfumato.evaluation import evaluate
+    from sfumato.preparation import features_counter
+
+    progress = make_progress(quiet=quiet)
+    try:
+        return evaluate(
+            released.model,
+            images,
+            mean=tuple(released.config["mean"]),
+            std=tuple(released.config["std"]),
+            on_progress=features_counter(progress, split),
+        )
+    finally:
+        progress.close()
 
 
 def _images(released: ReleasedModel, data: str, split: str | None) -> tuple[str, ImageSet]:

@@ -19,9 +19,10 @@ _PLAIN_SECONDS = 10.0  # between plain lines
 
 
 class PlainProgress:
-    """A line every few seconds, for log files and pipes."""
+    """A line every few seconds, for log files and pipes; ``quiet`` keeps only what is worth a sentence."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
         self.num_steps = 0
         self.batch_size = 0.0
         self.unit = "image"
@@ -36,20 +37,31 @@ class PlainProgress:
         echo_start(prepared, start_step)
 
     def stepped(self, record: StepRecord, epsilon: float | None) -> None:
-        now = time.monotonic()
-        if now - self.last_line < _PLAIN_SECONDS and record.step < self.num_steps:
+        if not self._due(last=record.step == self.num_steps):
             return
-        self.last_line = now
         speed, left = self.clock.speed_and_left(record.step, self.num_steps)
         budget = "no privacy" if epsilon is None else f"ε {epsilon:.3f}"
         rate = f"{speed * self.batch_size:,.0f} {self.unit}s/s"
         click.echo(f"step {record.step}/{self.num_steps}  {budget}  {rate}  {duration(left)} left", err=True)
 
     def scored(self, step: int, scored: ScoredSet, scores: Scores) -> None:
-        click.echo(f"step {step}/{self.num_steps}  {scored_line(scored, scores)}", err=True)
+        if not self.quiet:
+            click.echo(f"step {step}/{self.num_steps}  {scored_line(scored, scores)}", err=True)
 
     def noted(self, text: str) -> None:
         click.echo(text, err=True)
+
+    def computed(self, what: str, done: int, total: int) -> None:
+        if self._due(last=done == total):
+            click.echo(f"{what}  {done:,}/{total:,}", err=True)
+
+    def _due(self, *, last: bool) -> bool:
+        """Whether it is time for a line; the last one always comes."""
+        now = time.monotonic()
+        if self.quiet or (now - self.last_line < _PLAIN_SECONDS and not last):
+            return False
+        self.last_line = now
+        return True
 
     def close(self) -> None:
         """Nothing to put away."""
@@ -61,6 +73,7 @@ class LiveProgress:
     def __init__(self) -> None:
         self.bar: Progress | None = None
         self.task = 0
+        self.waiting: Progress | None = None  # before the steps: the bar of what is computed
         self.batch_size = 0.0
         self.unit = "image"
         self.clock = Clock()
@@ -70,6 +83,7 @@ class LiveProgress:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+        self.close()
         self.num_steps, self.batch_size = prepared.num_steps, prepared.batch_size
         self.unit, self.clock = prepared.recipe.privacy.unit, Clock(start_step)
         echo_start(prepared, start_step)
@@ -106,11 +120,25 @@ class LiveProgress:
     def noted(self, text: str) -> None:
         if self.bar is not None:
             self.bar.console.print(text)
+        else:
+            click.echo(text, err=True)
+
+    def computed(self, what: str, done: int, total: int) -> None:
+        if self.bar is not None:  # between steps: one terminal shows one bar
+            self.bar.update(self.task, score=f"{what} {done:,}/{total:,}" if done < total else "")
+            return
+        if self.waiting is None:
+            self.waiting = _computation_bar(what, total)
+        self.waiting.update(self.waiting.task_ids[0], completed=done)
+        if done == total:
+            self.close()
 
     def close(self) -> None:
         """Leave the terminal as it was, also after an error."""
-        if self.bar is not None:
-            self.bar.stop()
+        for bar in (self.bar, self.waiting):
+            if bar is not None:
+                bar.stop()
+        self.waiting = None
 
 
 class Clock:
@@ -124,9 +152,21 @@ class Clock:
         return speed, (num_steps - step) / max(speed, 1e-9)
 
 
-def make_progress() -> PlainProgress | LiveProgress:
-    """What fits the place that standard error goes to."""
-    return LiveProgress() if sys.stderr.isatty() else PlainProgress()
+def make_progress(*, quiet: bool = False) -> PlainProgress | LiveProgress:
+    """What fits the place that standard error goes to; ``quiet`` for callers that read JSON."""
+    return LiveProgress() if sys.stderr.isatty() and not quiet else PlainProgress(quiet=quiet)
+
+
+def _computation_bar(what: str, total: int) -> Progress:
+    """A running bar with the time that is left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), MofNCompleteColumn(), BarColumn(bar_width=None), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True))
+    bar.add_task("", total=total)
+    bar.start()
+    return bar
 
 
 def echo_start(prepared: Prepared, start_step: int) -> None:

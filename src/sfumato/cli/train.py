@@ -84,7 +84,8 @@ def command(
     if dry_run:
         _dry_run(recipe, folder, resume=resume, force=force, as_json=as_json)
         return
-    echo_result(run_recipe(recipe, folder, resume=resume, force=force), as_json=as_json)
+    result = run_recipe(recipe, folder, resume=resume, force=force, quiet=as_json)
+    echo_result(result, as_json=as_json)
 
 
 def assemble(
@@ -124,12 +125,12 @@ def default_name(recipe: Recipe) -> str:
     return f"{data}-{recipe.model.name}-{budget}"
 
 
-def run_recipe(recipe: Recipe, folder: Path, *, resume: bool, force: bool) -> RunResult:
-    """Train with a progress display."""
+def run_recipe(recipe: Recipe, folder: Path, *, resume: bool, force: bool, quiet: bool = False) -> RunResult:
+    """Train with a progress display, or ``quiet`` without."""
     from sfumato.cli.progress import make_progress
     from sfumato.run import train
 
-    progress = make_progress()
+    progress = make_progress(quiet=quiet)
     try:
         return train(recipe, out=folder, resume=resume, force=force, observer=progress)
     except KeyboardInterrupt:
@@ -174,14 +175,18 @@ def echo_result(result: RunResult, *, as_json: bool) -> None:
 
 
 def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json: bool) -> None:
-    from sfumato.cli.progress import duration, echo_start
+    from sfumato.cli.progress import duration, echo_start, make_progress
     from sfumato.estimate import estimate
     from sfumato.preparation import prepare
     from sfumato.run_folder import RunFolder
     from sfumato.spending import plan_values
 
     RunFolder(folder).check_usable(recipe, resume=resume)
-    prepared = prepare(recipe, force=force)
+    progress = make_progress(quiet=as_json)
+    try:
+        prepared = prepare(recipe, force=force, watcher=progress)
+    finally:
+        progress.close()
     cost = estimate(prepared)
     if as_json:
         plan = prepared.plan

@@ -177,7 +177,13 @@ def with_image_size(recipe: Recipe, images: ImageSet) -> Recipe:
     return replace(recipe, model=replace(recipe.model, options=options))
 
 
-def fit_extractor(model: nn.Module, recipe: Recipe, *, folder: Path | None = None) -> None:
+def fit_extractor(
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    folder: Path | None = None,
+    on_note: Callable[[str], None] | None = None,
+) -> None:
     """Fit the features on generated images, or take them from the cache; no private image enters."""
     if recipe.features is None:
         return
@@ -194,6 +200,8 @@ def fit_extractor(model: nn.Module, recipe: Recipe, *, folder: Path | None = Non
     key = checksum(model.extractor, nothing)  # of the unfitted module: its shapes and settings
     entry = (folder or cache_home()) / f"extractor-{key}-{num_images}-{seed}.safetensors"
     if not entry.is_file():
+        if on_note is not None:
+            on_note(f"Fitting features on {num_images:,} generated images; kept for later runs.")
         model.extractor.fit(num_images=num_images, seed=seed)
         weights = {name: value.contiguous() for name, value in model.extractor.state_dict().items()}
         with workspace(entry.parent) as work:

@@ -1,0 +1,53 @@
+"""The progress display: lines for log files, one bar on a terminal, silence for JSON."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+from sfumato.cli.progress import LiveProgress, PlainProgress, make_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_computations_are_counted_in_lines_and_quiet_is_silent(capsys):
+    for quiet in (False, True):
+        progress = PlainProgress(quiet=quiet)
+        for done in (256, 512, 600):
+            progress.computed("features of training images", done, 600)
+        shown = capsys.readouterr().err.splitlines()
+        assert shown == (
+            [] if quiet else [f"features of training images  {done}/600" for done in (256, 600)]
+        )  # 512 came too soon after 256 for a line of its own
+
+
+def test_quiet_keeps_what_is_worth_a_sentence(capsys):
+    make_progress(quiet=True).noted("Fitting features on 80 generated images.")
+    assert "Fitting" in capsys.readouterr().err
+
+
+def test_a_terminal_gets_a_bar_that_goes_away_and_json_gets_none(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert isinstance(make_progress(quiet=True), PlainProgress)
+    progress = make_progress()
+    assert isinstance(progress, LiveProgress)
+    progress.computed("features of training images", 300, 600)
+    assert progress.waiting is not None
+    progress.computed("features of training images", 600, 600)
+    assert progress.waiting is None
+    assert "600/600" in terminal.getvalue()
+    progress.close()
+
+
+def test_a_bar_that_was_broken_off_is_put_away(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = make_progress()
+    progress.computed("features of training images", 300, 600)
+    assert not terminal.getvalue().endswith("\x1b[?25h")  # the cursor is hidden while the bar moves
+    progress.close()
+    assert terminal.getvalue().rstrip().endswith("\x1b[?25h")
