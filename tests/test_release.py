@@ -13,6 +13,8 @@ from PIL import Image
 import sfumato
 from sfumato.errors import DataError, ModelError, RunError
 from sfumato.evaluation import evaluate
+from sfumato.models import efficientnet_lite
+from sfumato.release import write_release
 from sfumato.run import train
 from small_runs import CLASSES, SmallNet, small_recipe, small_splits
 
@@ -82,6 +84,31 @@ def test_a_model_of_ones_own_is_loaded_into_ones_own(run):
     assert caught.value.code == "own-model"
     classifier = sfumato.load(own, model=SmallNet())
     assert len(classifier.predict(small_splits().test.images)) == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "built", "recorded"),
+    [
+        ("efficientnet_lite0", {"width": 0.25}, {"width": 0.25, "pretrained": True}),
+        ("efficientnet_lite0_features", {"input_size": 32}, {"input_size": 32}),  # pretrained by default
+    ],
+)
+def test_a_release_is_loaded_without_the_public_weights_it_began_with(
+    tmp_path, monkeypatch, name, built, recorded
+):
+    model = sfumato.create_model(name, num_classes=3, pretrained=False, **built)
+    config = {"model": {"name": name, "options": recorded}, "classes": list(CLASSES), "image_size": 32}
+    config |= {"channels": 3, "mean": [0.0], "std": [1.0], "fit": "pad", "data": "shades"}
+    write_release(tmp_path / "release", model=model, config=config, privacy={}, card="")
+
+    def missing():
+        raise ModelError("pretrained-not-installed", "there is no such package")
+
+    monkeypatch.setattr(efficientnet_lite, "public_weights", missing)
+    loaded = sfumato.load(tmp_path / "release").model.state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in model.state_dict().items())
+    with pytest.raises(ModelError, match="pretrained-not-installed"):
+        sfumato.create_model("efficientnet_lite0", num_classes=3, pretrained=True)
 
 
 def change(path, **values):

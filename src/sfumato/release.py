@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sfumato.data.decode import decode_image
 from sfumato.errors import DataError, ModelError, RunError
 from sfumato.evaluation import predict_logits
-from sfumato.models import create_model
+from sfumato.models import create_model, find_variant
 from sfumato.state import replacing, sync_folder, write_json, write_text
 
 FORMAT = 1
@@ -149,7 +149,7 @@ def find_release(path: Path) -> Path:
 
 
 def build_model(config: Mapping[str, Any]) -> nn.Module:
-    """The network that ``config.json`` describes, with fresh weights."""
+    """The network that ``config.json`` describes, before the released weights are put into it."""
     described = config["model"]
     if described["name"] is None:
         raise ModelError(
@@ -157,11 +157,11 @@ def build_model(config: Mapping[str, Any]) -> nn.Module:
             "this release holds a model that is not in the zoo",
             fix="Build it yourself and give it: sfumato.load(path, model=my_model).",
         )
+    options = dict(described["options"])
+    if "pretrained" in find_variant(described["name"]).options():
+        options["pretrained"] = False  # public weights would be replaced at once, and need their package
     return create_model(
-        described["name"],
-        num_classes=len(config["classes"]),
-        in_channels=config["channels"],
-        **described["options"],
+        described["name"], num_classes=len(config["classes"]), in_channels=config["channels"], **options
     )
 
 
