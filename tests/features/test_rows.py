@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import sfumato.features.rows
 import sfumato.release
 from sfumato.accounting import SampledGaussian
 from sfumato.data import DataSplits, ImageSet
@@ -18,6 +19,7 @@ from sfumato.models import create_model
 from sfumato.preparation import build_plan, prepare
 from sfumato.recipe import load_recipe, with_settings
 from sfumato.run import train
+from sfumato.state import load_state
 from sfumato.training import clipped_total
 from sfumato.units import Units
 from small_runs import Watcher
@@ -71,6 +73,58 @@ def test_the_wait_for_features_is_shown_once_and_not_when_they_are_cached(tmp_pa
     ]
     assert second.computations == []
     assert not any("Fitting" in str(note) for note in second.notes)
+
+
+def test_a_run_on_features_goes_on_after_a_crash_with_the_mean_it_released(tmp_path, monkeypatch):
+    splits = DataSplits(train=bright_and_dark(300, seed=1), val=None, test=bright_and_dark(100, seed=2))
+    changes = {"training.num_steps": 8, "training.learning_rate": 5.0}
+    recipe = recipe_for(**{**changes, "performance.save_every_seconds": 0.0})
+    releases, real = [], sfumato.features.rows.private_mean
+
+    def counted(*arguments, **options):
+        releases.append(real(*arguments, **options))
+        return releases[-1]
+
+    monkeypatch.setattr(sfumato.features.rows, "private_mean", counted)
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        train(recipe, out=tmp_path / "whole", data=splits, ledger=ledger)
+        assert len(releases) == 1
+        with pytest.raises(RuntimeError, match="as if killed"):
+            train(
+                recipe,
+                out=tmp_path / "parts",
+                data=splits,
+                ledger=ledger,
+                observer=Watcher(crash_after=3),
+            )
+        assert len(releases) == 2
+        watcher = Watcher()
+        train(recipe, out=tmp_path / "parts", data=splits, ledger=ledger, resume=True, observer=watcher)
+        spent = ledger.records(splits.train.fingerprint)[-1].reserved_steps
+    assert len(releases) == 2  # a second mean would be a second release of the same images
+    assert watcher.start_step == 2
+    assert spent == 8
+    whole, parts = (sfumato.release.load(tmp_path / name).model for name in ("whole", "parts"))
+    assert torch.equal(parts.centre, releases[1])
+    assert torch.equal(whole.head.weight, parts.head.weight)
+
+
+def test_a_secure_run_on_features_keeps_its_mean_and_another_run_draws_another(tmp_path):
+    splits = DataSplits(train=bright_and_dark(60, seed=1), val=None, test=None)
+    changes = {"training.num_steps": 4, "training.learning_rate": 5.0, "training.seed": None}
+    recipe = recipe_for(**{**changes, "privacy.delta": 1e-2, "performance.save_every_seconds": 0.0})
+    centres = {}
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        for name in ("one", "two"):
+            with pytest.raises(RuntimeError, match="as if killed"):
+                train(
+                    recipe, out=tmp_path / name, data=splits, ledger=ledger, observer=Watcher(crash_after=2)
+                )
+            centres[name] = load_state(tmp_path / name / "state").tensors["model.centre"]
+        train(recipe, out=tmp_path / "one", data=splits, ledger=ledger, resume=True)
+    released = sfumato.release.load(tmp_path / "one").model.centre
+    assert torch.equal(released, centres["one"])
+    assert not torch.equal(released, centres["two"])
 
 
 def test_the_private_mean_is_part_of_the_plan():
