@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gaussianity import is_gaussian
 from sfumato import accounting
@@ -216,8 +220,29 @@ def test_the_stated_test_power_is_that_of_the_best_test():
     assert exact <= power < exact + 0.01
 
 
+@given(value=st.floats(1e-12, 1e12), digits=st.integers(1, 8))
+def test_a_figure_is_never_shown_below_its_value_nor_a_unit_of_its_last_digit_above(value, digits):
+    shown = float(round_up(value, digits))
+    assert value <= shown <= value * (1 + 10 ** (1 - digits) + 1e-12)
+    assert round_up(shown, digits) == round_up(value, digits)
+
+
+OWN_FORMAT = re.compile(r"epsilon[\w\[\]'\".()]*:[^{}]*\.\d+[gf]\}")
+
+
+def test_no_place_formats_an_epsilon_by_itself():
+    assert OWN_FORMAT.search("ε = {plan.epsilon:.4g}")
+    assert OWN_FORMAT.search("ε = {privacy['epsilon']:<8.3f}")
+    files = (Path(__file__).parent.parent / "src/sfumato").rglob("*.py")
+    found = [(file.name, *OWN_FORMAT.findall(file.read_text(encoding="utf-8"))) for file in files]
+    assert [entry for entry in found if len(entry) > 1] == []
+
+
 def test_figures_of_a_guarantee_are_rounded_up():
     assert round_up(1.00001) == "1.001"
+    assert round_up(2.99996) == "3"
+    assert round_up(3.00001) == "3.001"
+    assert f"{3.00001:.4g}" == "3"  # what rounding to the nearest would promise
     assert round_up(8.0) == "8"
     assert round_up(0.98771) == "0.9878"
     assert round_up(math.inf) == "no bound"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sfumato import accounting
 from sfumato.accounting import SampledGaussian
 from sfumato.privacy import Plan
+from sfumato.statement import round_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,7 +112,7 @@ def _draw_steps(axes: Axes, plan: Plan) -> None:
     axes.plot(steps, values, color=_INK)
     axes.plot(plan.num_steps, plan.epsilon, "o", color=_ACCENT)
     axes.annotate(
-        f"ε = {plan.epsilon:.3g}",
+        f"ε = {round_up(plan.epsilon, 3)}",
         (plan.num_steps, plan.epsilon),
         xytext=(-8, -2),
         textcoords="offset points",
@@ -132,7 +133,7 @@ def _draw_noise(axes: Axes, plan: Plan, curve: BatchCurve) -> None:
     axes.plot(plan.batch_size, plan.noise_multiplier, "o", color=_ACCENT, label="this plan")
     axes.legend(frameon=False, loc="upper left")
     axes.set(
-        title=f"Noise for ε = {plan.epsilon:.3g} in {plan.num_steps:,} steps",
+        title=f"Noise for ε = {round_up(plan.epsilon, 3)} in {plan.num_steps:,} steps",
         xlabel="expected batch size",
         ylabel="noise multiplier σ",
     )

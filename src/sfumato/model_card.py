@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.evaluation import Scores
 from sfumato.recipe import Recipe
+from sfumato.statement import round_up
 
 if TYPE_CHECKING:
     from sfumato.preparation import Prepared
@@ -36,7 +37,7 @@ def headline(privacy: Mapping[str, Any]) -> str:
     """The guarantee in one line, for terminals and titles."""
     if privacy["epsilon"] is None:
         return "NO PRIVACY: trained without any guarantee"
-    line = f"ε = {privacy['epsilon']:.4g}, δ = {privacy['delta']:g} for each {privacy['unit']}"
+    line = f"ε = {round_up(privacy['epsilon'])}, δ = {privacy['delta']:g} for each {privacy['unit']}"
     return line if privacy["releasable"] else f"{line}, NOT RELEASABLE (seeded randomness)"
 
 
@@ -60,12 +61,12 @@ def _figures(privacy: Mapping[str, Any]) -> str:
     if privacy["epsilon"] is None:
         return ""
     rows = [
-        ("ε", f"{privacy['epsilon']:.6g}"),
+        ("ε", round_up(privacy["epsilon"], 6)),
         ("δ", f"{privacy['delta']:g}"),
         ("what is protected", f"one {privacy['unit']}"),
         ("neighbouring relation", privacy["neighbouring"]),
         ("accountant", privacy["accountant"]),
-        ("μ (Gaussian DP)", "-" if privacy["mu_gdp"] is None else f"{privacy['mu_gdp']:.4g}"),
+        ("μ (Gaussian DP)", "-" if privacy["mu_gdp"] is None else round_up(privacy["mu_gdp"])),
         ("noise multiplier σ", f"{privacy['noise_multiplier']:.6g}"),
         ("clip norm C", f"{privacy['clip_norm']:g}"),
         ("sampling rate q", f"{privacy['sampling_rate']:.6g}"),

@@ -20,6 +20,7 @@ from sfumato.model_card import headline
 from sfumato.recipe import Recipe
 from sfumato.run_folder import RunFolder
 from sfumato.state import write_text
+from sfumato.statement import round_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +191,7 @@ def _details(record: RunRecord) -> str:
         "clip norm C": _plain(record.privacy["clip_norm"]),
         "accountant": _plain(record.privacy["accountant"]),
         "neighbouring": _plain(record.privacy["neighbouring"]),
-        "μ (Gaussian DP)": _plain(record.privacy["mu_gdp"]),
+        "μ (Gaussian DP)": "none" if record.privacy["mu_gdp"] is None else round_up(record.privacy["mu_gdp"]),
         "optimizer": record.recipe.training.optimizer,
         "learning rate": f"{record.recipe.training.learning_rate:g} ({record.recipe.schedule.name})",
         "views": str(record.recipe.augmentation.views),
@@ -225,7 +226,7 @@ def _model(record: RunRecord) -> str:
 
 def _epsilon(record: RunRecord) -> str:
     value = record.privacy["epsilon"]
-    return "none" if value is None else f"{value:.4g}"
+    return "none" if value is None else round_up(value)
 
 
 def _delta(record: RunRecord) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING
 
 from sfumato import accounting
@@ -98,11 +99,15 @@ def _json(value: float) -> float | None:
 
 
 def round_up(value: float, digits: int = 4) -> str:
-    """A figure with so many significant digits, never below the value: a guarantee is not rounded down."""
-    if not math.isfinite(value) or value == 0:
-        return "no bound" if value else "0"
-    unit = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
-    return f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.{digits}g}"
+    """A figure with so many significant digits, never below the value: a guarantee is not rounded down.
+
+    Every ε that people see is written by this function, so that two places never disagree.
+    """
+    if not math.isfinite(value):
+        return "no bound"
+    # repr: the shortest decimal that is this float, so that a budget of 0.1 stays 0.1
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
+    return f"{float(rounded):.{digits}g}"
 
 
 def _run(plan: Plan) -> str:
@@ -145,7 +150,7 @@ def _guarantee(plan: Plan, mu: float, kind: str, error: float) -> str:
         f"{change} the training data, by {_ACCOUNTANTS[plan.accountant]} ({plan.accountant}), {gdp} μ = "
         f"{round_up(mu)} in Gaussian differential privacy. Whoever tests from the model whether a certain "
         f"{plan.unit} was in the training data, and wrongly accuses 1 % of those that were not, finds at "
-        f"most {100 * (1 - error):.3g} % of those that were."
+        f"most {round_up(100 * (1 - error), 3)} % of those that were."
     )
 
 

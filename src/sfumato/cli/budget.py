@@ -195,12 +195,13 @@ def _print(plan: Plan, unknown: str, people: dict[str, object], plot: Path | Non
 
     figures = _figures(plan, unknown)
     for name in _SOLVABLE:
-        value = round_up(figures[name]) if name in ("epsilon", "noise_multiplier") else f"{figures[name]:g}"
+        bound = name in ("epsilon", "delta", "noise_multiplier")
+        value = round_up(figures[name]) if bound else f"{figures[name]:g}"
         click.echo(f"{name:<17} {value:<10}{'   <- solved' if name == unknown else ''}")
     click.echo(f"{'num_examples':<17} {plan.num_examples:<10} sampling rate {plan.sampling_rate:.4g}")
     click.echo(f"{'mu_gdp':<17} {round_up(figures['mu_gdp'] or float('inf')):<10} {figures['mu_gdp_kind']}")
-    found = 100 * (1 - dict(figures["trade_off"])[0.01])
-    click.echo(f"{'membership test':<17} {found:<10.3g} % of members found at most, at 1 % false alarms")
+    found = round_up(100 * (1 - dict(figures["trade_off"])[0.01]), 3)
+    click.echo(f"{'membership test':<17} {found:<10} % of members found at most, at 1 % false alarms")
     search = (
         "" if plan.tuning_runs is None else f"; the best of {plan.tuning_runs:g} runs on average is published"
     )

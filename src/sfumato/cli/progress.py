@@ -40,7 +40,7 @@ class PlainProgress:
         if not self._due(last=record.step == self.num_steps):
             return
         speed, left = self.clock.speed_and_left(record.step, self.num_steps)
-        budget = "no privacy" if epsilon is None else f"ε {epsilon:.3f}"
+        budget = "no privacy" if epsilon is None else _spent(epsilon)
         rate = f"{speed * self.batch_size:,.0f} {self.unit}s/s"
         click.echo(f"step {record.step}/{self.num_steps}  {budget}  {rate}  {duration(left)} left", err=True)
 
@@ -108,7 +108,7 @@ class LiveProgress:
         self.bar.update(
             self.task,
             completed=record.step,
-            budget="[bold red]NO PRIVACY" if epsilon is None else f"ε {epsilon:.3f}",
+            budget="[bold red]NO PRIVACY" if epsilon is None else _spent(epsilon),
             speed=f"{speed * self.batch_size:,.0f} {self.unit}s/s",
             left=duration(left),
         )
@@ -171,6 +171,8 @@ def _computation_bar(what: str, total: int) -> Progress:
 
 def echo_start(prepared: Prepared, start_step: int) -> None:
     """What is about to happen, in two lines."""
+    from sfumato.statement import round_up
+
     train, unit = prepared.splits.train, prepared.recipe.privacy.unit
     parameters = sum(value.numel() for value in prepared.model.parameters() if value.requires_grad)
     units = f"{len(prepared.units):,} {unit}s"
@@ -187,7 +189,7 @@ def echo_start(prepared: Prepared, start_step: int) -> None:
         click.secho("NO PRIVACY: this run gives no guarantee to anybody.", fg="red", bold=True, err=True)
     else:
         click.echo(
-            f"Budget for each {unit}: ε = {plan.epsilon:.4g}, δ = {plan.delta:g}; noise multiplier "
+            f"Budget for each {unit}: ε = {round_up(plan.epsilon)}, δ = {plan.delta:g}; noise multiplier "
             f"{plan.noise_multiplier:.4g}, clip norm {plan.clip_norm:g}, {plan.accountant} accountant.",
             err=True,
         )
@@ -205,6 +207,12 @@ def scored_line(scored: ScoredSet, scores: Scores) -> str:
     """An evaluation in a few words."""
     note = " (sensitive)" if scored.sensitive else ""
     return f"{scored.split} accuracy {100 * scores.accuracy:.1f} %{note}"
+
+
+def _spent(epsilon: float) -> str:
+    from sfumato.statement import round_up
+
+    return f"ε {round_up(epsilon)}"
 
 
 def duration(seconds: float) -> str:

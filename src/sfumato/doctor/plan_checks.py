@@ -7,6 +7,7 @@ import os
 
 from sfumato.doctor.findings import Finding
 from sfumato.privacy import Plan
+from sfumato.statement import round_up
 
 _TRACKERS = {  # environment variable that names a remote service -> package that would talk to it
     "WANDB_API_KEY": "wandb",
@@ -43,7 +44,7 @@ def examine_plan(plan: Plan) -> list[Finding]:
             Finding(
                 severity="weak",
                 code="large-epsilon",
-                what=f"epsilon is {plan.epsilon:.4g}: a membership test may be nearly certain.",
+                what=f"epsilon is {round_up(plan.epsilon)}: a membership test may be nearly certain.",
                 cure="Aim at 8 or less; sfumato budget shows what that needs.",
             )
         )
