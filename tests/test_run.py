@@ -104,6 +104,7 @@ def test_resuming_redoes_lost_steps_without_losing_or_repeating_a_line(tmp_path)
     watcher = Watcher()
     result = train(recipe, out=tmp_path / "run", data=small_splits(), observer=watcher, resume=True)
     assert watcher.start_step == 4  # its scores were seen, so it may not be taken again; step 5 was not
+    assert watcher.notes[0].startswith("1 step is done again")
     assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == list(range(1, 9))
     assert result.privacy["num_steps"] == 8
     assert result.privacy["epsilon"] <= 8.0
@@ -125,6 +126,7 @@ def test_an_interrupt_saves_the_step_and_a_finished_run_can_be_resumed(tmp_path)
     watcher = Watcher()
     train(recipe, out=tmp_path / "run", data=small_splits(), observer=watcher, resume=True)
     assert watcher.start_step == 3
+    assert not any("done again" in str(note) for note in watcher.notes)  # the interrupt saved its step
     again = train(recipe, out=tmp_path / "run", data=small_splits(), resume=True)
     assert again.num_steps == 8
     assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == list(range(1, 9))

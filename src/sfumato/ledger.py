@@ -23,6 +23,7 @@ from sfumato.composition import Cap, Record, Total, Unit, total_of
 from sfumato.errors import PrivacyError, RunError
 from sfumato.privacy import Plan
 from sfumato.spending import plan_values, read_copy, write_copy
+from sfumato.statement import round_up
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -197,6 +198,16 @@ class Ledger:
         )
         return [_record(row) for row in rows]
 
+    def share_images(self, fingerprint: str, image_ids: Tensor) -> bool:
+        """Whether the data set on record under ``fingerprint`` holds one of these images."""
+        import numpy as np
+
+        row = self._connection.execute(
+            "SELECT image_ids FROM datasets WHERE fingerprint = ?", (fingerprint,)
+        ).fetchone()
+        known = np.frombuffer(b"" if row is None else row["image_ids"] or b"", dtype="<i8")
+        return bool(np.isin(image_ids.cpu().numpy(), known).any())
+
     def finish(self, run_id: str) -> None:
         """Close a run that will not go on: from now on only what it may have used counts."""
         with self._transaction():
@@ -296,6 +307,16 @@ class Account:
     folder: Path
     lease: str
 
+    @property
+    def begun_steps(self) -> int:
+        """Steps that were begun for certain: the first of the last portion, and all before it."""
+        return min(self.record.reserved_steps, max(1, self.record.reserved_steps - self._portion + 1))
+
+    @property
+    def _portion(self) -> int:
+        plan = self.record.plan
+        return 1 if plan is None else max(1, plan.num_steps // _BLOCKS)
+
     def spend(self, step: int) -> None:
         """Record that ``step`` steps may have been used: durable, in ledger and folder, on return."""
         if step <= self.record.reserved_steps:
@@ -309,7 +330,7 @@ class Account:
                     f"step {step} was to be spent, but the plan has {plan.num_steps}.",
                     fix="Plan more steps in a new run.",
                 )
-            reserved = min(plan.num_steps, step - 1 + max(1, plan.num_steps // _BLOCKS))
+            reserved = min(plan.num_steps, step - 1 + self._portion)
         self._reserve(replace(self.record, reserved_steps=reserved))
 
     def finish(self) -> None:
@@ -338,9 +359,9 @@ def _record(row: Any) -> Record:
 def _over_cap(fingerprint: str, cap: Cap, total: Total, spent: Total) -> PrivacyError:
     return PrivacyError(
         "over-cap",
-        f"with this run, data set {fingerprint[:12]} would reach ε = {total.epsilon:.4g} per {cap.unit} "
-        f"at δ = {cap.delta:g}; its cap is {cap.epsilon:g}, and {spent.epsilon:.4g} is spent by "
-        f"{spent.num_runs} runs.",
+        f"with this run, data set {fingerprint[:12]} would reach ε = {round_up(total.epsilon)} per "
+        f"{cap.unit} at δ = {cap.delta:g}; its cap is {cap.epsilon:g}, and {round_up(spent.epsilon)} is "
+        f"spent by {spent.num_runs} runs.",
         why="What all published runs reveal about the same images adds up.",
         fix="Plan a smaller epsilon, or decide to raise the cap (sfumato ledger cap).",
     )

@@ -109,6 +109,7 @@ class Run:
     best_loss: float = math.inf
     evaluations_since_best: int = 0
     stopped_early: bool = False
+    lost_steps: int = 0  # begun before an interruption, but not saved
     last_scores: Scores | None = None
     last_save: float = field(default_factory=time.monotonic)
 
@@ -124,7 +125,7 @@ class Run:
             plan=prepared.plan,
             folder=folder.state,
             label=folder.path.name,
-            releasable=prepared.source.releasable,
+            releasable=prepared.releasable,
             image_ids=images.content_ids,
         )
         optimizer = build_optimizer(
@@ -178,6 +179,8 @@ class Run:
         """Take the remaining steps."""
         if self.observer is not None:
             self.observer.started(self.prepared, self.step)
+            if self.lost_steps:
+                self.observer.noted(_done_again(self.lost_steps))
         if self.stopped_early:
             return
         began, before = time.monotonic(), self.seconds
@@ -240,6 +243,7 @@ class Run:
             )
         state.restore(self.prepared.model, self.average, self.optimizer)
         self.step, self.seconds = saved["step"], saved["seconds"]
+        self.lost_steps = max(0, self.account.begun_steps - self.step)
         self.stopped_early = saved["stopped_early"]
         self.best_loss = math.inf if saved["best_loss"] is None else saved["best_loss"]
         self.evaluations_since_best = saved["evaluations_since_best"]
@@ -354,6 +358,14 @@ class Run:
                 why="The learning rate is too large for this model and noise.",
                 fix="Start anew with a smaller training.learning_rate. What was spent stays spent.",
             )
+
+
+def _done_again(steps: int) -> str:
+    many = "1 step is" if steps == 1 else f"{steps:,} steps are"
+    return (
+        f"{many} done again: begun before the interruption, but not saved. Nobody saw their result, so that "
+        "the budget stays as planned."
+    )
 
 
 def _finite(value: float | None) -> float | None:

@@ -72,6 +72,7 @@ def test_the_wait_for_features_is_shown_once_and_not_when_they_are_cached(tmp_pa
         ("features of test images", 100, 100)
     ]
     assert second.computations == []
+    assert not any("done again" in str(note) for note in first.notes)  # the mean is no step
     assert not any("Fitting" in str(note) for note in second.notes)
 
 
@@ -103,6 +104,7 @@ def test_a_run_on_features_goes_on_after_a_crash_with_the_mean_it_released(tmp_p
         spent = ledger.records(splits.train.fingerprint)[-1].reserved_steps
     assert len(releases) == 2  # a second mean would be a second release of the same images
     assert watcher.start_step == 2
+    assert watcher.notes[0].startswith("1 step is done again")
     assert spent == 8
     whole, parts = (sfumato.release.load(tmp_path / name).model for name in ("whole", "parts"))
     assert torch.equal(parts.centre, releases[1])
