@@ -64,6 +64,7 @@ def test_train_evaluate_predict_and_report_work_together(call, image_folder, own
     assert code == 0
     assert {row["label"] for row in json.loads(out)} <= {"cat", "dog"}
     assert len(json.loads(out)) == 8
+    assert all(row["releasable"] and row["epsilon"] <= 8 for row in json.loads(out))
 
     code, out, _ = call("report", run)
     assert (code, out.strip()) == (0, str(run / "report.html"))

@@ -231,6 +231,19 @@ def test_a_seed_makes_the_run_unreleasable_everywhere(tmp_path):
     assert result.privacy["releasable"] is False
     for name in ("release/README.md", "release/privacy.json", "report.html"):
         assert "NOT RELEASABLE" in (tmp_path / "run" / name).read_text()
+    assert_labelled(tmp_path / "run", "NOT RELEASABLE", releasable=False)
+    train(small_recipe(), out=tmp_path / "secure", data=small_splits())
+    assert_labelled(tmp_path / "secure", "ε = 8", releasable=True)
+
+
+def assert_labelled(folder, words, *, releasable):
+    """Every JSON file that can be copied alone says whether the model may be released."""
+    for name in ("scores.json", "release/config.json"):
+        label = read(folder / name)
+        assert label["releasable"] is releasable
+        assert words in label["guarantee"]
+    for name in ("release/privacy.json", "state/spending.json"):
+        assert read(folder / name)["releasable"] is releasable
 
 
 def test_no_privacy_is_said_everywhere(tmp_path):
@@ -240,9 +253,12 @@ def test_no_privacy_is_said_everywhere(tmp_path):
     assert result.privacy["releasable"] is False
     for name in ("release/README.md", "release/privacy.json", "report.html"):
         assert "NO PRIVACY" in (tmp_path / "run" / name).read_text()
+    assert_labelled(tmp_path / "run", "NO PRIVACY", releasable=False)
+    assert "The guarantee covers" not in (tmp_path / "run/release/README.md").read_text()
     assert all(line["epsilon"] is None for line in lines(tmp_path / "run/metrics.jsonl"))
     train(small_recipe(), out=tmp_path / "private", data=small_splits())
     assert "NO PRIVACY" not in (tmp_path / "private/report.html").read_text()
+    assert "The guarantee covers" in (tmp_path / "private/release/README.md").read_text()
 
 
 def test_batch_norm_is_allowed_without_privacy(tmp_path):

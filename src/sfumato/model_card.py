@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sfumato.evaluation import Scores
+from sfumato.names import markdown
 from sfumato.recipe import Recipe
 from sfumato.statement import round_up
 
@@ -47,10 +48,10 @@ def model_card(
     """The card as Markdown."""
     name = config["model"]["name"] or "own model"
     sections = [
-        f"# {name} on {config['data']}\n\n**{headline(privacy)}**",
+        f"# {name} on {markdown(config['data'])}\n\n**{headline(privacy)}**",
         "## Privacy\n\n" + privacy["statement"].replace("\n", "\n\n"),
         _figures(privacy),
-        _accuracy(scores),
+        _accuracy(scores, guaranteed=privacy["epsilon"] is not None),
         _use(config),
         _training(config, recipe),
     ]
@@ -83,7 +84,7 @@ def _figures(privacy: Mapping[str, Any]) -> str:
     return f"| | |\n|---|---|\n{body}\n\nTo compute ε again:\n\n```\n{command}\n```"
 
 
-def _accuracy(scores: Scores | None) -> str:
+def _accuracy(scores: Scores | None, *, guaranteed: bool) -> str:
     if scores is None:
         return (
             "## Accuracy\n\nNot stated: there was no public test set, and scores on private images would be "
@@ -95,9 +96,12 @@ def _accuracy(scores: Scores | None) -> str:
         lines.append(f"Top-5: {100 * scores.top5_accuracy:.2f} %.")
     if scores.auc is not None:
         lines.append(f"Area under the ROC curve: {scores.auc:.4f}.")
-    lines.append("The guarantee covers the training images only, not the test images behind these figures.")
+    if guaranteed:
+        lines.append(
+            "The guarantee covers the training images only, not the test images behind these figures."
+        )
     table = "\n".join(
-        f"| {name} | {'-' if share is None else f'{100 * share:.1f} %'} |"
+        f"| {markdown(name)} | {'-' if share is None else f'{100 * share:.1f} %'} |"
         for name, share in scores.per_class.items()
     )
     return f"## Accuracy\n\n{' '.join(lines)}\n\n| class | recall |\n|---|---|\n{table}"

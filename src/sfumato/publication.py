@@ -8,7 +8,7 @@ from typing import Any
 
 from sfumato.averaging import WeightAverage
 from sfumato.evaluation import Scores, evaluate
-from sfumato.model_card import model_card, no_privacy_statement
+from sfumato.model_card import headline, model_card, no_privacy_statement
 from sfumato.preparation import Prepared, Watcher, features_counter
 from sfumato.release import write_release
 from sfumato.report import write_report
@@ -47,17 +47,19 @@ def publish(
     """
     released = average.averaged(prepared.model)
     scored = prepared.final
+    privacy = stated_privacy(prepared, num_steps=num_steps)
+    label = {"releasable": privacy["releasable"], "guarantee": headline(privacy)}  # in every file of its own
     if scored is not None:
         views = prepared.views
         counter = features_counter(watcher, scored.split)
         scores = scores or evaluate(
             released, scored.images, mean=views.mean, std=views.std, on_progress=counter
         )
-        write_json(folder.scores(sensitive=scored.sensitive), {"split": scored.split, **scores.as_dict()})
-    privacy = stated_privacy(prepared, num_steps=num_steps)
-    config = model_config(prepared, in_zoo=in_zoo)
-    shown = scores if scored is not None and not scored.sensitive else None
-    card = model_card(config=config, privacy=privacy, scores=shown, recipe=prepared.recipe)
+        shown = {"split": scored.split, "epsilon": privacy["epsilon"], **label, **scores.as_dict()}
+        write_json(folder.scores(sensitive=scored.sensitive), shown)
+    config = {**model_config(prepared, in_zoo=in_zoo), **label}
+    public = scores if scored is not None and not scored.sensitive else None
+    card = model_card(config=config, privacy=privacy, scores=public, recipe=prepared.recipe)
     environment = {**describe_environment(), "seconds": seconds, "max_rows": max_rows}
     write_json(folder.environment, environment)
     write_release(folder.release, model=released, config=config, privacy=privacy, card=card)

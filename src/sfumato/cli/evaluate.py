@@ -9,6 +9,7 @@ import click
 
 from sfumato.cli import echo_json
 from sfumato.errors import ConfigError, DataError
+from sfumato.names import one_line
 
 if TYPE_CHECKING:
     from sfumato.data import ImageSet
@@ -44,9 +45,11 @@ def command(run: Path, data: str | None, split: str | None, as_json: bool) -> No
     )
     click.echo("" if result.auc is None else f", area under the ROC curve {result.auc:.4f}", nl=False)
     click.echo()
-    width = max(len(label) for label in result.per_class)
+    width = max(len(one_line(label)) for label in result.per_class)
     for label, share in result.per_class.items():
-        click.echo(f"  {label:<{width}}  {'no images' if share is None else f'{100 * share:6.2f} %'}")
+        click.echo(
+            f"  {one_line(label):<{width}}  {'no images' if share is None else f'{100 * share:6.2f} %'}"
+        )
     click.echo(headline(released.privacy))
     if name != "test":
         click.echo(f"Scores on {name} images are sensitive unless these images are public.", err=True)

@@ -8,6 +8,7 @@ import click
 
 from sfumato.cli import echo_json
 from sfumato.errors import DataError
+from sfumato.names import one_line
 
 
 @click.command("predict")
@@ -21,15 +22,24 @@ def command(run: Path, images: tuple[Path, ...], as_json: bool) -> None:
     from sfumato.release import load
 
     files = find_files(images)
-    predictions = load(run).predict(files)
+    released = load(run)
+    predictions = released.predict(files)
     if as_json:
+        guarantee = {key: released.privacy.get(key) for key in ("epsilon", "releasable")}
         echo_json(
-            [{"file": str(file), **asdict(each)} for file, each in zip(files, predictions, strict=True)]
+            [
+                {"file": str(file), **asdict(each), **guarantee}
+                for file, each in zip(files, predictions, strict=True)
+            ]
         )
         return
     width = max(len(str(file)) for file in files)
     for file, each in zip(files, predictions, strict=True):
-        click.echo(f"{file!s:<{width}}  {each.label}  {100 * each.probability:.1f} %")
+        click.echo(f"{one_line(str(file)):<{width}}  {one_line(each.label)}  {100 * each.probability:.1f} %")
+    if not released.privacy.get("releasable"):
+        from sfumato.model_card import headline
+
+        click.secho(headline(released.privacy), fg="red", err=True)
 
 
 def find_files(places: tuple[Path, ...]) -> list[Path]:
