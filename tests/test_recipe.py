@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import typing
 from pathlib import Path
 
 import pytest
 
+from sfumato.accounting import check_budget
 from sfumato.errors import ConfigError
 from sfumato.preparation import build_plan
+from sfumato.privacy import Plan
 from sfumato.recipe import (
     Recipe,
     differences,
@@ -102,7 +105,13 @@ def test_a_misspelt_key_is_refused_with_the_nearest_one():
         ("[privacy]\nunit = 'patent'", "bad-value"),
         ("[privacy]\nepsilon = 'one'", "bad-value"),
         ("[privacy]\nepsilon = true", "bad-value"),
-        ("[privacy]\nepsilon = inf", "bad-value"),
+        ("[privacy]\nepsilon = inf", "epsilon-out-of-range"),
+        ("[privacy]\nepsilon = nan", "epsilon-out-of-range"),
+        ("[privacy]\nepsilon = 0", "epsilon-out-of-range"),
+        ("[privacy]\nepsilon = -1", "epsilon-out-of-range"),
+        ("[privacy]\ndelta = 1", "delta-out-of-range"),
+        ("[privacy]\nnoise_multiplier = 0", "bad-value"),
+        ("[privacy]\nclip_norm = -1", "bad-value"),
         ("[training]\nbatch_size = 2.5", "bad-value"),
         ("[training]\nbatch_size = 0", "bad-value"),
         ("[training]\nlearning_rate = -1", "bad-value"),
@@ -117,6 +126,35 @@ def test_what_cannot_be_meant_is_refused(text, code):
     with pytest.raises(ConfigError) as caught:
         recipe_from_toml(text)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("epsilon", [math.nan, math.inf, 0.0, -1.0])
+def test_an_impossible_budget_is_called_the_same_everywhere(epsilon):
+    known = {"delta": 1e-5, "num_examples": 1000, "batch_size": 100, "num_steps": 10}
+    complaints = []
+    for ask in (
+        lambda: recipe_from_toml(f"[privacy]\nepsilon = {epsilon}"),
+        lambda: with_settings(Recipe(), {"privacy.epsilon": epsilon}),
+        lambda: Plan.calibrate(epsilon=epsilon, **known),
+        lambda: check_budget(epsilon),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            ask()
+        complaints.append(str(caught.value))
+    assert len(set(complaints)) == 1
+    with pytest.raises(ConfigError, match=r"my.toml: epsilon is"):
+        recipe_from_toml(f"[privacy]\nepsilon = {epsilon}", origin="my.toml")
+    recipe_from_toml("[privacy]\nepsilon = 0.1")
+
+
+def test_a_value_out_of_range_is_told_the_range():
+    for text, words in (
+        ("[privacy]\nclip_norm = 0", "not a finite number: above 0"),
+        ("[training]\nema_decay = 2", "not a finite number: 0 or more and at most 1"),
+        ("[data]\nmean = [nan]", "not a list of finite numbers"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            recipe_from_toml(text)
 
 
 def test_an_assignment_keeps_its_type_and_none_removes():

@@ -85,7 +85,7 @@ class Plan:
         missing = [name for name, value in given.items() if value is None]
         if len(missing) != 1:
             raise _wrong_number_given(missing)
-        accounting.check_epsilon(epsilon)
+        accounting.check_budget(epsilon)
         draft = cls(
             num_examples=num_examples,
             batch_size=1 if batch_size is None else batch_size,

@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from sfumato.accounting import check_budget, check_delta
 from sfumato.errors import ConfigError, did_you_mean
 from sfumato.settings import (
     Scalar,
@@ -55,10 +56,14 @@ class PrivacySettings:
     """[privacy]: the guarantee. Give epsilon or noise_multiplier; the other one follows."""
 
     enabled: bool = setting(True, "false trains without any privacy, for baselines and public data")
-    epsilon: float | None = setting(None, "the budget; the noise is calibrated to it")
-    delta: float | None = setting(None, "absent: the largest power of ten below 1 / (number of units)")
-    noise_multiplier: float | None = setting(None, "noise per unit of sensitivity, when fixed by hand")
-    clip_norm: float = setting(1.0, "bound on the norm of one unit's gradient")
+    epsilon: float | None = setting(None, "the budget; the noise is calibrated to it", check=check_budget)
+    delta: float | None = setting(
+        None, "absent: the largest power of ten below 1 / (number of units)", check=check_delta
+    )
+    noise_multiplier: float | None = setting(
+        None, "noise per unit of sensitivity, when fixed by hand", above=0
+    )
+    clip_norm: float = setting(1.0, "bound on the norm of one unit's gradient", above=0)
     unit: Literal["image", "patient"] = setting("image", "what one guarantee protects")
     max_images_per_patient: int = setting(4, "images taken of one patient in one step, at random", low=1)
     accountant: Literal["pld", "rdp"] = setting("pld", "how epsilon is computed")

@@ -11,7 +11,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import Any, Literal
 
@@ -20,14 +20,27 @@ from sfumato.errors import ConfigError, did_you_mean
 Scalar = bool | int | float | str
 
 
-def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
-    """A dataclass field that knows its one-line meaning and its inclusive range."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high})
+def setting(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    check: Callable[[Any], None] | None = None,
+) -> Any:
+    """A dataclass field that knows its one-line meaning and its range.
+
+    ``low`` and ``high`` belong to the range, ``above`` does not. ``check`` raises what the same value raises
+    elsewhere, so that a mistake is called the same in a recipe, a flag and a function.
+    """
+    limits = {"low": low, "high": high, "above": above, "check": check}
+    return field(default=default, metadata={"help": help, **limits})
 
 
 def options_table(help: str) -> Any:
     """A field that holds a table of plain values, checked by whoever receives them."""
-    return field(default_factory=dict, metadata={"help": help, "low": None, "high": None})
+    return field(default_factory=dict, metadata={"help": help})
 
 
 def from_table(kind: type, table: Mapping[str, Any], *, origin: str, path: str = "") -> Any:
@@ -117,8 +130,8 @@ def _checked(wanted: Any, value: Any, limits: Mapping[str, Any], *, origin: str,
             raise _wrong(origin, path, value, "a table of plain values")
         return dict(value)
     if shape is tuple:
-        if not isinstance(value, list | tuple) or not all(_is_number(item) for item in value):
-            raise _wrong(origin, path, value, "a list of numbers")
+        if not isinstance(value, list | tuple) or not all(map(_is_finite_number, value)):
+            raise _wrong(origin, path, value, "a list of finite numbers")
         return tuple(float(item) for item in value)
     if wanted is float and _is_number(value):
         value = float(value)
@@ -126,12 +139,36 @@ def _checked(wanted: Any, value: Any, limits: Mapping[str, Any], *, origin: str,
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         names = {float: "a number", int: "a whole number", bool: "true or false", str: "a string"}
         raise _wrong(origin, path, value, names[wanted])
-    if _is_number(value):
-        low = -math.inf if limits["low"] is None else limits["low"]
-        high = math.inf if limits["high"] is None else limits["high"]
-        if not math.isfinite(value) or not low <= value <= high:
-            raise _wrong(origin, path, value, f"a finite number from {low} to {high}")
+    if limits.get("check") is not None:
+        _run_check(limits["check"], value, origin=origin)
+    if _is_number(value) and not _inside(value, limits):
+        raise _wrong(origin, path, value, _range_text(limits))
     return value
+
+
+def _run_check(check: Callable[[Any], None], value: Any, *, origin: str) -> None:
+    try:
+        check(value)
+    except ConfigError as error:
+        if origin.endswith(".toml"):
+            error.what = f"{origin}: {error.what}"
+        raise
+
+
+def _inside(value: float, limits: Mapping[str, Any]) -> bool:
+    low, high, above = limits["low"], limits["high"], limits["above"]
+    return (
+        math.isfinite(value)
+        and (low is None or value >= low)
+        and (high is None or value <= high)
+        and (above is None or value > above)
+    )
+
+
+def _range_text(limits: Mapping[str, Any]) -> str:
+    words = {"above": "above {}", "low": "{} or more", "high": "at most {}"}
+    parts = [text.format(limits[key]) for key, text in words.items() if limits[key] is not None]
+    return "a finite number" + (f": {' and '.join(parts)}" if parts else "")
 
 
 def _wrong(origin: str, path: str, value: Any, wanted: str) -> ConfigError:
@@ -142,6 +179,10 @@ def _wrong(origin: str, path: str, value: Any, wanted: str) -> ConfigError:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_finite_number(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value)
 
 
 def _toml_key(key: str) -> str:

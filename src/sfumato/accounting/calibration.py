@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from sfumato.accounting.events import check_budget
 from sfumato.errors import ConfigError
 
 EpsilonOf = Callable[[float], float]
@@ -20,7 +21,7 @@ def solve_noise_multiplier(
 
     Guarantee: the target is kept, never merely approached: the answer is taken from the safe side.
     """
-    _check_target(target)
+    check_budget(target)
     high = guess
     while epsilon_of(high) > target:
         high *= 2
@@ -45,7 +46,7 @@ def solve_batch_size(epsilon_of: EpsilonOf, target: float, *, num_examples: int)
 
 
 def _largest(epsilon_of: EpsilonOf, target: float, *, most: int, what: str) -> int:
-    _check_target(target)
+    check_budget(target)
     if epsilon_of(1) > target:
         raise _impossible(f"{what} is allowed by epsilon {target:g}")
     low, high = 1, 2
@@ -85,15 +86,6 @@ def _bisect(epsilon_of: EpsilonOf, target: float, *, safe: float, unsafe: float,
         middle = unsafe * (safe / unsafe) ** min(max(share, 0.01), 0.99)
         safe, unsafe = (middle, unsafe) if epsilon_of(middle) <= target else (safe, middle)
     return safe
-
-
-def _check_target(target: float) -> None:
-    if not (math.isfinite(target) and target > 0):
-        raise ConfigError(
-            "epsilon-out-of-range",
-            f"epsilon is {target}, but a target must be a finite number above 0.",
-            fix="Common values lie between 0.5 (strong) and 8 (weak).",
-        )
 
 
 def _impossible(what: str) -> ConfigError:

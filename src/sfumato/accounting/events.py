@@ -84,7 +84,18 @@ def check_epsilon(epsilon: float) -> None:
     if not (math.isfinite(epsilon) and epsilon >= 0):
         raise ConfigError(
             "epsilon-out-of-range",
-            f"epsilon is {epsilon}, but it is a finite number of 0 or more.",
+            f"epsilon is {epsilon:g}, but it is a finite number of 0 or more.",
+            fix="Common values lie between 0.5 (strong) and 8 (weak).",
+        )
+
+
+def check_budget(epsilon: float) -> None:
+    """Refuse an ε that no mechanism can be calibrated to."""
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ConfigError(
+            "epsilon-out-of-range",
+            f"epsilon is {epsilon:g}, but a budget is a finite number above 0.",
+            why="With 0 nothing could be learnt; without a bound there would be no guarantee.",
             fix="Common values lie between 0.5 (strong) and 8 (weak).",
         )
 
