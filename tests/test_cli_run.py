@@ -192,6 +192,26 @@ def test_recipes_are_listed_shown_copied_and_validated(call, own_place):
     assert (code, json.loads(out)["code"]) == (2, "unknown-key")
 
 
+@pytest.mark.parametrize("group", ["models", "recipes"])
+def test_a_pattern_that_matches_nothing_says_so(call, group):
+    code, out, hint = call(group, "list", "zzz*")
+    assert (code, out) == (0, "")
+    assert "No" in hint
+    assert f"sfumato {group} list" in hint
+    assert call(group, "list", "*9*" if group == "models" else "demo/*")[2] == ""
+
+
+def test_heads_on_features_are_listed_apart_and_found_with_the_rest(call):
+    code, out, _ = call("models", "list", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert code == 0
+    assert rows["patches"]["fixed_features"] is True
+    assert rows["resnet9"]["fixed_features"] is False
+    text = call("models", "list")[1]
+    assert text.index("resnet9") < text.index("Heads on fixed features") < text.index("patches")
+    assert "Did you mean patches?" in call("models", "show", "patchs")[2]
+
+
 def test_help_does_not_wait_for_torch():
     script = "import sys, sfumato.cli; print('torch' in sys.modules, 'numpy' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

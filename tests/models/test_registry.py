@@ -57,6 +57,18 @@ def test_an_unknown_name_suggests_the_nearest(wrong: str, right: str) -> None:
         create_model(wrong, num_classes=10)
 
 
+def test_groups_that_were_asked_for_are_there_or_refused() -> None:
+    with pytest.raises(ConfigError, match=r"bad-groups.*groups=3 does not divide the 64 channels"):
+        create_model("resnet9", num_classes=10, groups=3)
+    with pytest.raises(ConfigError, match="Use a divisor of 8"):
+        create_model("resnet9", num_classes=10, width=8, groups=16)
+    model = create_model("resnet9", num_classes=10, width=8, groups=4)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.GroupNorm)]
+    assert {norm.num_groups for norm in norms} == {4}
+    create_model("resnet9", num_classes=10, groups=3, norm="layer")  # there the number is not used
+    create_model("resnet9", num_classes=10, width=8)  # the default adapts to a width
+
+
 def test_a_typo_in_an_option_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"unknown-model-option.*Did you mean groups\?"):
         create_model("resnet9", num_classes=10, group=16)

@@ -22,32 +22,43 @@ def command() -> None:
 def list_command(pattern: str, as_json: bool) -> None:
     """Name, parameters, multiply-adds, input size and papers of the models that match PATTERN ("scale_*")."""
     from sfumato.cli import echo_json
-    from sfumato.models import find_variant, list_models
+    from sfumato.models import list_feature_heads, list_models
+
+    networks = [_row(name) for name in list_models(pattern)]
+    heads = [_row(name) for name in list_feature_heads(pattern)]
+    if as_json:
+        echo_json([*networks, *heads])
+        return
+    if networks:
+        table = [["model", "parameters", "multiply-adds", "input", "classes", "papers"]]
+        for row in networks:
+            sizes = [f"{row['num_parameters']:,}", _short(row["multiply_adds"]), str(row["input_size"])]
+            table.append([row["name"], *sizes, str(row["num_classes"]), ", ".join(row["papers"])])
+        _echo_table(table, right=(1, 2, 3, 4))
+    if heads:
+        click.echo(("\n" if networks else "") + "Heads on fixed features, for the recipes fast/*:")
+        _echo_table([[row["name"], row["summary"]] for row in heads], right=())
+    if not networks and not heads:
+        click.echo(f"No model matches {pattern!r}; sfumato models list shows all.", err=True)
+
+
+def _row(name: str) -> dict[str, object]:
+    """What is listed of a model; the size of a head on features depends on its options, and is left out."""
+    from sfumato.models import find_variant
     from sfumato.models.sizes import SIZES
 
-    rows = []
-    for name in list_models(pattern):
-        variant = find_variant(name)
-        parameters, multiply_adds = SIZES[name]
-        rows.append(
-            {
-                "name": name,
-                "num_parameters": parameters,
-                "multiply_adds": multiply_adds,
-                "input_size": variant.input_size,
-                "num_classes": variant.num_classes,
-                "papers": list(variant.papers),
-                "summary": variant.summary,
-            }
-        )
-    if as_json:
-        echo_json(rows)
-        return
-    table = [["model", "parameters", "multiply-adds", "input", "classes", "papers"]]
-    for row in rows:
-        sizes = [f"{row['num_parameters']:,}", _short(row["multiply_adds"]), str(row["input_size"])]
-        table.append([row["name"], *sizes, str(row["num_classes"]), ", ".join(row["papers"])])
-    _echo_table(table, right=(1, 2, 3, 4))
+    variant = find_variant(name)
+    parameters, multiply_adds = SIZES.get(name, (None, None))
+    return {
+        "name": name,
+        "num_parameters": parameters,
+        "multiply_adds": multiply_adds,
+        "input_size": variant.input_size,
+        "num_classes": variant.num_classes,
+        "papers": list(variant.papers),
+        "summary": variant.summary,
+        "fixed_features": name not in SIZES,
+    }
 
 
 @command.command(name="show")

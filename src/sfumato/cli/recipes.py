@@ -31,6 +31,8 @@ def list_command(pattern: str, as_json: bool) -> None:
     if as_json:
         echo_json(rows)
         return
+    if not rows:
+        click.echo(f"No recipe matches {pattern!r}; sfumato recipes list shows all.", err=True)
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
         click.echo(f"{row['name']:<{width}}  {row['title']}")

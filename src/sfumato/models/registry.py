@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -43,17 +44,22 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(name for name in VARIANTS if fnmatchcase(name, pattern))
 
 
+def list_feature_heads(pattern: str = "*") -> list[str]:
+    """Names of the heads on fixed features, which a recipe with [features] trains. Sorted."""
+    return sorted(name for name in fixed_features.VARIANTS if fnmatchcase(name, pattern))
+
+
 def find_variant(name: str) -> Variant:
     """The row of the table for this name; ``wrn_DEPTH_WIDTH`` is understood for any depth and width.
 
-    Heads on fixed features ("patches", "scatter", …) are found too; they are no networks to list beside
-    the others, and belong to the recipes fast/*.
+    Heads on fixed features ("patches", "scatter", …) are found too; ``list_feature_heads`` lists them apart,
+    since they are no networks to train whole, and belong to recipes with [features].
     """
     variant = VARIANTS.get(name) or wrn.variant_of(name) or fixed_features.VARIANTS.get(name)
     if variant is None:
         raise ConfigError(
             "unknown-model",
-            f"{name!r} is not a model. {did_you_mean(name, tuple(VARIANTS))}".rstrip(),
+            f"{name!r} is not a model. {did_you_mean(name, (*VARIANTS, *fixed_features.VARIANTS))}".rstrip(),
             fix="See sfumato models list.",
         )
     return variant
@@ -81,4 +87,22 @@ def create_model(name: str, *, num_classes: int, in_channels: int = 3, **options
             f"{name} with num_classes={num_classes} and in_channels={in_channels} cannot be built.",
             fix="Both must be at least 1.",
         )
-    return variant.build(num_classes=num_classes, in_channels=in_channels, **{**variant.settings, **chosen})
+    settings = {**variant.settings, **chosen}
+    model = variant.build(num_classes=num_classes, in_channels=in_channels, **settings)
+    if "groups" in chosen and settings.get("norm", known.get("norm")) == "group":
+        _check_groups(name, model, chosen["groups"])
+    return model
+
+
+def _check_groups(name: str, model: nn.Module, groups: int) -> None:
+    """Refuse a number of groups that was asked for and that a norm layer could not have."""
+    norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
+    other = next((module for module in norms if module.num_groups != groups), None)
+    if other is not None:
+        common = math.gcd(*(module.num_channels for module in norms))
+        raise ConfigError(
+            "bad-groups",
+            f"groups={groups} does not divide the {other.num_channels} channels of a norm layer of {name}.",
+            why=f"That layer would silently have {other.num_groups} groups instead.",
+            fix=f"Use a divisor of {common}, change the width, or leave groups out.",
+        )
