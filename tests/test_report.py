@@ -84,6 +84,15 @@ def test_names_from_the_data_cannot_become_markup(runs):
     assert "<img" in page.replace("&lt;", "<")  # the name is there, as text
 
 
+def test_a_folder_that_is_no_run_is_told_so(runs, tmp_path):
+    for place in (tmp_path, tmp_path / "nowhere", runs / "private/release"):
+        with pytest.raises(RunError, match="is not a run") as caught:
+            write_report([place], tmp_path / "report.html")
+        assert caught.value.code == "no-run"
+        assert "resume" not in caught.value.fix  # there is nothing to go on with
+    write_report([runs / "private"], tmp_path / "report.html")
+
+
 def test_an_unfinished_run_has_no_report(runs, tmp_path):
     (tmp_path / "half").mkdir()
     (tmp_path / "half/recipe.toml").write_text((runs / "private/recipe.toml").read_text())

@@ -257,3 +257,13 @@ def test_a_plateau_halves_the_rate_only_after_its_patience():
     assert plateau(50) == 1.0
     plateau.observe(60, 0.5)
     assert plateau(60) == 1.0
+
+
+def test_an_optimizer_that_cannot_be_used_is_not_its_own_cure():
+    for name in ("LBFGS", "SparseAdam"):
+        with pytest.raises(ConfigError) as caught:
+            build_optimizer(name, SmallNet(), learning_rate=0.1, options={})
+        assert "Did you mean" not in str(caught.value)
+        assert caught.value.why
+    with pytest.raises(ConfigError, match=r"Did you mean NAdam\?"):
+        build_optimizer("NAdams", SmallNet(), learning_rate=0.1, options={})

@@ -11,6 +11,14 @@ from torch import nn
 from sfumato.errors import ConfigError, did_you_mean
 from sfumato.recipe import ScheduleSettings
 
+# Optimizers of torch.optim that cannot take one noisy gradient per step, and why.
+_UNUSABLE = {
+    "Optimizer": "It is only the class that all optimizers share.",
+    "LBFGS": "It computes the loss several times per step, and each time would cost budget.",
+    "SparseAdam": "It wants sparse gradients, and noise is dense.",
+    "Muon": "It takes matrices only, and most models have other parameters too.",
+}
+
 
 def build_optimizer(
     name: str, model: nn.Module, *, learning_rate: float, options: dict[str, object]
@@ -20,10 +28,13 @@ def build_optimizer(
     known = [
         key for key, value in vars(torch.optim).items() if isinstance(value, type) and issubclass(value, base)
     ]
-    if name not in known or name in ("Optimizer", "LBFGS", "SparseAdam"):
+    usable = [key for key in known if key not in _UNUSABLE]
+    if name not in usable:
+        hint = "" if name in _UNUSABLE else did_you_mean(name, usable)
         raise ConfigError(
             "unknown-optimizer",
-            f"{name!r} is not an optimizer for this loop. {did_you_mean(name, known)}".rstrip(),
+            f"{name!r} is not an optimizer for this loop. {hint}".rstrip(),
+            why=_UNUSABLE.get(name, ""),
             fix="Use one of torch.optim that takes dense gradients and no closure: SGD, NAdam, AdamW, …",
         )
     trained = [value for value in model.parameters() if value.requires_grad]

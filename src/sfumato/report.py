@@ -55,6 +55,8 @@ class RunRecord:
 def read_run(path: Path) -> RunRecord:
     """Read the public files of a finished run."""
     folder = RunFolder(path)
+    if not folder.recipe.is_file():
+        raise RunError("no-run", f"{path} is not a run", fix="Give the folder of a run: runs/NAME.")
     recipe = folder.stored_recipe()
     try:
         lines = folder.metrics.read_text(encoding="utf-8").splitlines() if folder.metrics.exists() else []

@@ -101,7 +101,13 @@ def _check_header(header: list[str], file: Path) -> None:
 def _inside(path: str, where: str) -> str:
     """The path in its plain form; it must stay inside the folder."""
     plain = PurePosixPath(path.replace("\\", "/"))
-    if not path or plain.is_absolute() or ".." in plain.parts or (plain.parts and ":" in plain.parts[0]):
+    if not plain.parts:
+        raise DataError(
+            "missing-image",
+            f"{where}: path {path!r} names no file.",
+            fix="Give the image's path, relative to the folder of the manifest.",
+        )
+    if plain.is_absolute() or ".." in plain.parts or ":" in plain.parts[0]:
         raise DataError(
             "path-outside",
             f"{where}: path {path!r} leaves the folder.",
