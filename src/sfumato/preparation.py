@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 from torch import nn
 
-from sfumato.data import DataSplits, ImageSet, carve_validation, load_data, normalisation_for
+from sfumato.beginning import Beginning, find_beginning, normalisation, with_input_size
+from sfumato.checkpoint import take_over
+from sfumato.data import DataSplits, ImageSet, carve_validation, load_data
 from sfumato.doctor import Finding, check_model, examine_data, examine_plan, examine_surroundings
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.features.cache import OnProgress
@@ -24,6 +27,7 @@ from sfumato.features.rows import (
     mean_events,
     with_feature_settings,
 )
+from sfumato.finetuning import choose_trained
 from sfumato.memory import bytes_per_row, free_memory, rows_in_memory
 from sfumato.models import create_model
 from sfumato.optimisation import build_optimizer
@@ -69,6 +73,7 @@ class Prepared:
     device: torch.device
     max_rows: int
     findings: tuple[Finding, ...] = ()  # what the doctor found worth knowing
+    beginning: Beginning | None = None  # where the first weights come from; None: drawn at random
 
     @property
     def num_steps(self) -> int:
@@ -107,25 +112,33 @@ def prepare(
     data: DataSplits | None = None,
     model: nn.Module | None = None,
     force: bool = False,
+    pretrained: Path | None = None,
     watcher: Watcher | None = None,
 ) -> Prepared:
     """Load, build, plan and check; raises before any budget is spent.
 
     ``data`` and ``model`` replace what the recipe names, for callers with their own. ``force`` accepts a
-    delta above 1 / (number of units), which the statement then says. ``watcher`` is told how far
-    the computation of features is.
+    delta above 1 / (number of units), which the statement then says. ``pretrained`` is the finished
+    first stage of a recipe with [pretraining]. ``watcher`` is told how far the computation of features is.
     """
     splits = data if data is not None else load_splits(recipe.data)
     check_steering(recipe, splits)
+    checkpoint, beginning = find_beginning(recipe, splits, pretrained=pretrained, own_model=model is not None)
     units = group_units(recipe, splits.train)
     delta = recipe.privacy.delta if recipe.privacy.delta is not None else default_delta(len(units))
     recipe = with_feature_settings(recipe, splits.train, num_units=len(units), delta=delta)
+    recipe = with_input_size(recipe, splits.train) if model is None else recipe
     source: RandomSource = (
         SecureSource() if recipe.training.seed is None else SeededSource(recipe.training.seed)
     )
-    plan = build_plan(recipe, num_units=len(units), force=force)
+    plan = build_plan(recipe, num_units=len(units), force=force, beginning=beginning)
     device = choose_device(recipe.performance.device)
     network = model if model is not None else initial_model(recipe.model, splits.train, source)
+    if checkpoint is not None:
+        new_head = take_over(network, checkpoint, classes=splits.train.classes)
+        if new_head and watcher is not None:
+            watcher.noted(f"The last layer is new: {checkpoint.path} was trained for other classes.")
+    choose_trained(network, recipe.model.trained)
     network = network.to(device)
     fit_extractor(network, recipe, on_note=None if watcher is None else watcher.noted)
     training = recipe.training
@@ -136,8 +149,7 @@ def prepare(
         options=dict(training.optimizer_options),
     )
     findings = () if plan is None else examine(recipe, splits, network, plan)
-    channels = splits.train.images.shape[1]
-    mean, std = normalisation_for(splits.train.name, channels)
+    mean, std = normalisation(network, splits.train, beginning)
     counter = features_counter(watcher, "training")
     views = feature_views(network, recipe, splits.train, on_progress=counter) or Views(
         mean=recipe.data.mean or mean,
@@ -160,6 +172,7 @@ def prepare(
         device=device,
         max_rows=recipe.performance.microbatch_size or fitting_rows(network, splits.train, device),
         findings=findings,
+        beginning=beginning,
     )
 
 
@@ -211,8 +224,13 @@ def group_units(recipe: Recipe, train: ImageSet) -> Units:
     return Units.images(train)
 
 
-def build_plan(recipe: Recipe, *, num_units: int, force: bool = False) -> Plan | None:
-    """The plan that the recipe's budget gives for so many units; None without privacy."""
+def build_plan(
+    recipe: Recipe, *, num_units: int, force: bool = False, beginning: Beginning | None = None
+) -> Plan | None:
+    """The plan that the recipe's budget gives for so many units; None without privacy.
+
+    What the weights of ``beginning`` cost the same images is part of the plan, and of its ε.
+    """
     settings = recipe.privacy
     if not settings.enabled:
         return None
@@ -234,7 +252,7 @@ def build_plan(recipe: Recipe, *, num_units: int, force: bool = False) -> Plan |
         "neighbouring": settings.neighbouring,
         "sampling": settings.sampling,
         "mechanism": settings.mechanism,
-        "extra_events": mean_events(recipe.features),
+        "extra_events": mean_events(recipe.features) + (() if beginning is None else beginning.events),
         "tuning_runs": settings.tuning_runs,
         "uncounted_search": settings.uncounted_search,
         "max_images_per_unit": settings.max_images_per_patient if settings.unit == "patient" else None,

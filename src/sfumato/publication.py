@@ -80,9 +80,17 @@ def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, Any]:
     Stopping was decided by looking at the model, so the steps not taken count as if they had been:
     composition bounds the plan, not a length chosen on the way.
     """
+    privacy = (
+        no_privacy_statement(prepared)
+        if prepared.plan is None
+        else prepared.plan.statement(releasable=prepared.source.releasable).as_dict()
+    )
+    beginning = prepared.beginning
+    if beginning is not None:
+        privacy["statement"] += f"\n{beginning.text}"
+        privacy["weights_from"] = {"data": beginning.data, "public": beginning.public}
     if prepared.plan is None:
-        return no_privacy_statement(prepared)
-    privacy = prepared.plan.statement(releasable=prepared.source.releasable).as_dict()
+        return privacy
     if num_steps < prepared.num_steps:
         privacy["statement"] += (
             f"\nTraining stopped early after {num_steps:,} of these steps; ε counts them all."

@@ -48,7 +48,29 @@ class ModelSettings:
     """[model]: the network, by its name in the zoo."""
 
     name: str = setting("resnet9", "one of `sfumato models list`")
+    weights: str | None = setting(None, "begin with these: a run, a release or a .safetensors file of ours")
+    weights_are_public: bool = setting(False, "none of the private images went into the weights")
+    trained: Literal["all", "last", "norms-and-biases", "first-and-last"] = setting(
+        "all", "the layers that are trained; the others stay as they are"
+    )
     options: Mapping[str, Scalar] = options_table("options of the model's family, e.g. width")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingSettings:
+    """[pretraining]: a first stage without privacy, on PUBLIC images; its weights begin the private one."""
+
+    data: str | None = setting(None, "public images: cifar100, generated, another known name or a folder")
+    num_epochs: float = setting(20.0, "expected passes over them", low=0)
+    batch_size: int = setting(128, "expected images per step", low=1)
+    optimizer: str = setting("SGD", "any of torch.optim")
+    learning_rate: float = setting(0.1, "the first one", low=0)
+    optimizer_options: Mapping[str, Scalar] = options_table("its other arguments")
+    schedule: Literal["constant", "cosine"] = setting("cosine", "the rate over time; cosine ends at 0")
+    views: int = setting(1, "random views of an image in a step; 0: the image as it is", low=0)
+    padding: int = setting(4, "pixels of mirror padding before the random crop", low=0)
+    flip: bool = setting(True, "horizontal flips")
+    seed: int = setting(0, "of this stage: nothing in it is secret", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +166,7 @@ class Recipe:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
     features: FeatureSettings | None = None
+    pretraining: PretrainingSettings | None = None
     performance: PerformanceSettings = field(default_factory=PerformanceSettings)
 
     def __post_init__(self) -> None:

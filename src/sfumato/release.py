@@ -118,18 +118,25 @@ def load(path: str | Path, *, model: nn.Module | None = None) -> ReleasedModel:
     ``model`` is needed only for a network of your own, which the zoo cannot rebuild by name.
     """
     folder = find_release(Path(path))
-    config = _read_json(folder / CONFIG)
-    privacy = _read_json(folder / PRIVACY)
-    _check_config(config, folder)
+    weights, config, privacy = read_release(folder)
     network = model if model is not None else build_model(config)
     try:
-        weights = load_file(folder / WEIGHTS)
         network.load_state_dict(weights)
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except RuntimeError as error:
         raise _bad_release(folder, f"{WEIGHTS} does not fit: {error}") from error
     return ReleasedModel(
         model=network.eval(), classes=tuple(config["classes"]), privacy=privacy, config=config
     )
+
+
+def read_release(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+    """Weights, config and privacy of a release folder, as they are stored."""
+    config, privacy = _read_json(folder / CONFIG), _read_json(folder / PRIVACY)
+    _check_config(config, folder)
+    try:
+        return load_file(folder / WEIGHTS), config, privacy
+    except (OSError, SafetensorError) as error:
+        raise _bad_release(folder, f"{WEIGHTS} cannot be read: {error}") from error
 
 
 def find_release(path: Path) -> Path:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from sfumato.averaging import WeightAverage
+from sfumato.beginning import check_apart
 from sfumato.data import DataSplits
 from sfumato.errors import RunError
 from sfumato.evaluation import Scores, evaluate
@@ -27,6 +28,7 @@ from sfumato.ledger import Account, Ledger
 from sfumato.memory import keep_freed_memory
 from sfumato.optimisation import Schedule, build_optimizer
 from sfumato.preparation import Prepared, ScoredSet, Watcher, features_counter, prepare
+from sfumato.pretraining import finished_stage, stage_recipe
 from sfumato.publication import RunResult, publish
 from sfumato.recipe import Recipe, recipe_to_toml
 from sfumato.run_folder import RunFolder
@@ -68,9 +70,17 @@ def train(
     folder = RunFolder(Path(out))
     folder.check_usable(recipe, resume=resume)
     keep_freed_memory()
-    prepared = prepare(recipe, data=data, model=model, force=force, watcher=observer)
+    first = finished_stage(folder)
+    prepared = prepare(recipe, data=data, model=model, force=force, pretrained=first, watcher=observer)
     book = ledger if ledger is not None else Ledger.open()
+    if prepared.plan is not None:
+        check_apart(prepared.beginning, prepared.units.data, book)
     with folder.opened(recipe_to_toml(recipe)), deferred_interrupts() as interruption:
+        if recipe.pretraining is not None and first is None and recipe.model.weights is None:
+            first = pretrain(prepared, folder, ledger=book, observer=observer)
+            prepared = prepare(
+                recipe, data=prepared.splits, model=model, force=force, pretrained=first, watcher=observer
+            )
         run = Run.begin(prepared, folder, ledger=book, observer=observer)
         run.fit(interruption)
         result = publish(
@@ -88,6 +98,18 @@ def train(
             run.account.spend(prepared.num_steps)  # after early stopping too: see stated_privacy
         run.account.finish()
         return result
+
+
+def pretrain(prepared: Prepared, folder: RunFolder, *, ledger: Ledger, observer: Observer | None) -> Path:
+    """Take, or go on with, the first stage: an ordinary run on public images in a folder of its own."""
+    stage = stage_recipe(prepared.recipe, prepared.splits.train)
+    if observer is not None:
+        observer.noted(f"Stage 1 of 2: pre-training without privacy on {stage.data.name}, public images.")
+    inner = folder.pretraining
+    train(stage, out=inner.path, resume=inner.recipe.is_file(), ledger=ledger, observer=observer)
+    if observer is not None:
+        observer.noted(f"Stage 2 of 2: training on {prepared.splits.train.name}.")
+    return inner.release
 
 
 @dataclass

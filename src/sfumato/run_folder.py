@@ -50,6 +50,11 @@ class RunFolder:
         return self.path / "state"
 
     @property
+    def pretraining(self) -> RunFolder:
+        """The first stage of a run in two stages: a run folder of its own."""
+        return RunFolder(self.path / "pretraining")
+
+    @property
     def sensitive(self) -> Path:
         return self.state / "sensitive.jsonl"
 
@@ -111,7 +116,7 @@ class RunFolder:
                     write_text(self.recipe, recipe_toml)
                 yield
         finally:
-            if self.path in created and not self.has_state:
+            if self.path in created and not self.has_state and not self.pretraining.has_state:
                 shutil.rmtree(self.path, ignore_errors=True)
                 for parent in created[1:]:
                     with contextlib.suppress(OSError):  # another run lies there by now

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sfumato.averaging import WeightAverage
+from sfumato.finetuning import training_mode
 from sfumato.gradients import Choices, ClippedSum, clipped_sum
 from sfumato.privacy import Plan
 from sfumato.randomness import RandomSource
@@ -61,7 +62,7 @@ def fit(
     """
     device = next(model.parameters()).device
     divisor = plan.batch_size * (plan.clip_norm if normalised_update else 1.0)
-    model.train()
+    training_mode(model)
     batches = plan.sampler().batches(len(units), source, start_step=start_step)
     for step, indices in enumerate(batches, start=start_step):
         began = time.perf_counter()
@@ -97,7 +98,7 @@ def fit_without_privacy(
 ) -> Iterator[StepRecord]:
     """The same loop through ordinary autograd: no clip, no noise, NO guarantee of any kind."""
     device = next(model.parameters()).device
-    model.train()
+    training_mode(model)
     for step, indices in enumerate(
         sampler.batches(len(units), source, start_step=start_step), start=start_step
     ):

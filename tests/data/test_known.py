@@ -138,7 +138,7 @@ def test_the_command_lists_sets_and_says_how_to_get_those_that_are_missing(tmp_p
     monkeypatch.setenv("SFUMATO_DATA", str(tmp_path))
     assert "sfumato data get cifar10" in run("list")
     rows = {row["name"]: row for row in json.loads(run("list", "--json"))["data_sets"]}
-    assert set(rows) == {"digits", "mnist", "cifar10", "cifar100", "imagenette", "tiny-imagenet"}
+    assert set(rows) == {"digits", "generated", "mnist", "cifar10", "cifar100", "imagenette", "tiny-imagenet"}
     assert rows["digits"]["available"]
     assert not rows["cifar10"]["available"]
     (tmp_path / "cifar-10-batches-bin").mkdir()

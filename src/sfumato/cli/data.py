@@ -36,7 +36,7 @@ def list_sets(as_json: bool) -> None:
                 "num_classes": known.num_classes,
                 "terms": known.terms,
                 "cite": known.cite,
-                "available": known.name == "digits" or found is not None,
+                "available": known.is_built_in or found is not None,
                 "folder": None if found is None else str(found),
             }
         )
@@ -46,7 +46,8 @@ def list_sets(as_json: bool) -> None:
     click.echo(f"{'name':<14} {'train':>8} {'test':>7}  {'image':<9} {'classes':>7}  where")
     for row in rows:
         shape = f"{row['image_size']}x{row['image_size']}x{row['channels']}"
-        where = "inside the package" if row["name"] == "digits" else row["folder"]
+        built_in = {"digits": "inside the package", "generated": "drawn when it is first used"}
+        where = built_in.get(row["name"], row["folder"])
         counts = f"{row['name']:<14} {row['num_train']:>8,} {row['num_test']:>7,}"
         click.echo(
             f"{counts}  {shape:<9} {row['num_classes']:>7}  {where or 'sfumato data get ' + row['name']}"

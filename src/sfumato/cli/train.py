@@ -24,6 +24,9 @@ DEFAULT_RECIPE = "default/folder"
 @click.option("--epsilon", type=float, help="Privacy budget ε: 8 is weak, 3 medium, 1 strong.")
 @click.option("--delta", type=float, help="δ; by default the largest power of ten below 1/N.")
 @click.option("--model", "model_name", help="A model of the zoo (sfumato models list).")
+@click.option(
+    "--weights", metavar="RUN", help="Begin with the weights of a run, a release or a .safetensors."
+)
 @click.option("--unit", type=click.Choice(["image", "patient"]), help="What one guarantee protects.")
 @click.option("--patient-from", metavar="REGEX", help="Finds the patient in each file's path.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The run's folder.")
@@ -40,6 +43,7 @@ def command(
     epsilon: float | None,
     delta: float | None,
     model_name: str | None,
+    weights: str | None,
     unit: str | None,
     patient_from: str | None,
     out: Path | None,
@@ -67,6 +71,7 @@ def command(
         "data.name": _absolute(data),
         "data.patient_from": patient_from,
         "model.name": model_name,
+        "model.weights": _absolute(weights),
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
         "privacy.unit": unit,
@@ -210,7 +215,7 @@ def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json
 
 
 def _absolute(data: str | None) -> str | None:
-    """A folder by its full path, so that a run can be resumed from anywhere; a known name as it is."""
+    """A folder or file by its full path: a run can be resumed from anywhere. A known name as it is."""
     if data is None:
         return None
     from sfumato.data.known import KNOWN_SETS

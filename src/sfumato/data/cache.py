@@ -55,8 +55,8 @@ def decode_all(
         return torch.from_numpy(images), ids
     entry = cache_home() / _key(paths, f"{image_size} {channels} {fit}")
     if not entry.is_dir():
-        _write_entry(entry, chunks)
-    return _map_entry(entry, shape)
+        write_entry(entry, chunks)
+    return map_entry(entry, shape)
 
 
 def _key(paths: Sequence[Path], how: str) -> str:
@@ -69,14 +69,16 @@ def _key(paths: Sequence[Path], how: str) -> str:
     return whole.hexdigest()[:40]
 
 
-def _map_entry(entry: Path, shape: tuple[int, ...]) -> tuple[torch.Tensor, np.ndarray]:
+def map_entry(entry: Path, shape: tuple[int, ...]) -> tuple[torch.Tensor, np.ndarray]:
+    """Images and content ids of an entry, the images memory-mapped."""
     ids = np.load(entry / "ids.npy", allow_pickle=False)
     # "c": pages are private and copied on write, so nothing can change the file through the tensor.
     images = np.memmap(entry / "images.u8", dtype=np.uint8, mode="c", shape=shape)
     return torch.from_numpy(images), ids
 
 
-def _write_entry(entry: Path, chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
+def write_entry(entry: Path, chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Write (images, content ids) as one entry, whole or not at all."""
     with _disk_errors(entry.parent), workspace(entry.parent) as work:
         unfinished, ids = work / "entry", []
         unfinished.mkdir(mode=0o700)

