@@ -56,3 +56,19 @@ def test_folding_the_batch_norms_changes_nothing():
 def test_a_network_without_features_is_refused():
     with pytest.raises(ModelError, match="no-features"):
         BackboneFeatures(nn.Linear(3, 3), num_features=3, input_size=8, mean=(0.5,), std=(0.5,))
+
+
+class Spread(nn.Module):
+    """Three numbers of very different size from each image."""
+
+    def features(self, images):
+        return images.mean(dim=(1, 2, 3))[:, None] * torch.tensor([1.0, -16.0, 100.0])
+
+
+def test_the_square_root_keeps_signs_and_lets_small_features_count():
+    images = torch.ones(2, 3, 8, 8)
+    given = {"num_features": 3, "input_size": 8, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    rooted = BackboneFeatures(Spread(), **given)(images)[0]
+    plain = BackboneFeatures(Spread(), square_root=False, **given)(images)[0]
+    assert torch.allclose(rooted / rooted[0], torch.tensor([1.0, -4.0, 10.0]), atol=1e-4)
+    assert torch.allclose(plain / plain[0], torch.tensor([1.0, -16.0, 100.0]), atol=1e-3)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, normalize
 
+from sfumato.features import head
 from sfumato.features.head import HeadSum, private_mean
 from sfumato.randomness import SeededSource
 
@@ -65,6 +66,21 @@ def test_a_batch_is_the_sum_over_its_units_alone(problem):
     empty = sums(weight, bias, clip_norm=1.0, indices=torch.arange(0))
     assert empty.gradients["weight"].abs().sum() == 0
     assert empty.sensitivity == 1.0
+
+
+@pytest.mark.parametrize("batch", [None, torch.arange(0, 37, 2)])
+def test_pieces_shared_among_workers_give_the_same_sum_and_every_row_once(problem, monkeypatch, batch):
+    rows, targets, weight, bias = problem
+    sums = HeadSum(rows, targets, num_classes=5)
+    whole = sums(weight, bias, clip_norm=0.7, indices=batch)
+    monkeypatch.setattr(head, "piece_rows", lambda _: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    shared = sums(weight, bias, clip_norm=0.7, indices=batch)
+    assert torch.allclose(shared.norms, whole.norms, rtol=1e-5)
+    assert torch.allclose(shared.losses, whole.losses)
+    assert torch.allclose(shared.gradients["weight"], whole.gradients["weight"], atol=1e-5)
+    fewer = sums(weight, bias, clip_norm=0.7, indices=torch.arange(36))
+    assert not torch.allclose(shared.gradients["weight"], fewer.gradients["weight"], atol=1e-3)
 
 
 @settings(max_examples=40, deadline=None)

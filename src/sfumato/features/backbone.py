@@ -1,5 +1,7 @@
 """Frozen features of a public backbone: the image resized as it expects, averaged with its mirror image.
 
+Their square root is taken, so that a few strong features do not drown the others when rows get unit norm.
+
 Nothing of the private data enters the backbone, so its features of one image depend on that image alone.
 """
 
@@ -33,6 +35,7 @@ class BackboneFeatures(nn.Module):
         mean: tuple[float, ...],
         std: tuple[float, ...],
         mirror: bool = True,
+        square_root: bool = True,
         low_precision: bool = False,
     ) -> None:
         super().__init__()
@@ -44,14 +47,10 @@ class BackboneFeatures(nn.Module):
                 fix="Give it one that returns (batch, features), or take a model of the zoo.",
             )
         self.network = network.eval().requires_grad_(False)
-        self.num_features, self.input_size, self.mirror, self.low_precision = (
-            num_features,
-            input_size,
-            mirror,
-            low_precision,
-        )
-        self.described = {"backbone": 1, "size": input_size, "mirror": mirror, "low_precision": low_precision}
-        self.described |= {"mean": mean, "std": std}
+        self.num_features, self.input_size = num_features, input_size
+        self.mirror, self.square_root, self.low_precision = mirror, square_root, low_precision
+        self.described = {"backbone": 2, "size": input_size, "mirror": mirror, "square_root": square_root}
+        self.described |= {"low_precision": low_precision, "mean": mean, "std": std}
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
@@ -67,11 +66,18 @@ class BackboneFeatures(nn.Module):
             rows = self.network.features(inputs).float()
             if self.mirror:
                 rows = rows + self.network.features(inputs.flip(-1)).float()
+        if self.square_root:
+            rows = rows.sign() * rows.abs().sqrt()
         return F.normalize(rows, dim=1)
 
 
 def lite0_backbone(
-    *, input_size: int = 224, mirror: bool = True, low_precision: bool = False, pretrained: bool = True
+    *,
+    input_size: int = 224,
+    mirror: bool = True,
+    square_root: bool = True,
+    low_precision: bool = False,
+    pretrained: bool = True,
 ) -> BackboneFeatures:
     """EfficientNet-Lite0 with its public ImageNet weights, batch norms folded into the convolutions."""
     network = create_model("efficientnet_lite0", num_classes=1, pretrained=pretrained)
@@ -85,6 +91,7 @@ def lite0_backbone(
         mean=expected.mean,
         std=expected.std,
         mirror=mirror,
+        square_root=square_root,
         low_precision=low_precision,
     )
 

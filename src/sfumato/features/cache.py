@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from sfumato.data.workspace import workspace
 from sfumato.errors import DataError
+from sfumato.features.workers import one_per_core
 
 OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
@@ -68,10 +68,7 @@ def checksum(module: nn.Module, images: Tensor) -> str:
 def compute_features(
     module: nn.Module, images: Tensor, *, on_progress: OnProgress | None = None
 ) -> np.ndarray:
-    """Features (N, d) of uint8 images (N, C, H, W), which the module sees as float32 from 0 to 1.
-
-    On a CPU, one single-threaded worker per core: small pieces stay in each core's cache, and no core waits.
-    """
+    """Features (N, d) of uint8 images (N, C, H, W), which the module sees as float32 from 0 to 1."""
     device = next((value.device for value in module.state_dict().values()), torch.device("cpu"))
     module.eval()
     result: np.ndarray | None = None
@@ -96,13 +93,8 @@ def _in_order(module: nn.Module, images: Tensor, device: torch.device) -> Iterat
     if device.type != "cpu":
         yield from map(task, starts)
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # before the workers start: each takes this over
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            yield from pool.map(task, starts)
-    finally:
-        torch.set_num_threads(threads)
+    with one_per_core() as pool:
+        yield from pool.map(task, starts)
 
 
 def _write(entry: Path, features: np.ndarray) -> None:

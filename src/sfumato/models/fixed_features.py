@@ -85,6 +85,7 @@ def lite0_features(
     in_channels: int = 3,
     input_size: int = 224,
     mirror: bool = True,
+    square_root: bool = True,
     low_precision: bool = False,
     pretrained: bool = True,
 ) -> FeatureClassifier:
@@ -92,7 +93,11 @@ def lite0_features(
     from sfumato.features.backbone import lite0_backbone  # here: the backbone is itself a model of the zoo
 
     extractor = lite0_backbone(
-        input_size=input_size, mirror=mirror, low_precision=low_precision, pretrained=pretrained
+        input_size=input_size,
+        mirror=mirror,
+        square_root=square_root,
+        low_precision=low_precision,
+        pretrained=pretrained,
     )
     return FeatureClassifier(extractor, num_features=extractor.num_features, num_classes=num_classes)
 
