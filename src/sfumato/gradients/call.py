@@ -68,6 +68,9 @@ class Strategy:
 # A rule lists its strategies for a call; the first materialises every unit's gradient.
 Rule = Callable[[Call], list[Strategy]]
 
+# Some layers find their pieces on the way to their input's gradient: g -> (input gradient, pieces).
+BackwardPass = Callable[[Tensor], tuple[Tensor, dict[str, Piece]]]
+
 
 def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors among a layer's arguments, in order."""

@@ -6,18 +6,19 @@ weight that its parent uses directly), the nearest module around it that is take
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
 from sfumato.errors import ModelError
-from sfumato.gradients.call import Rule
+from sfumato.gradients.call import BackwardPass, Call, Rule
 from sfumato.gradients.convolution import convolution_rule
 from sfumato.gradients.fallback import fallback_rule
 from sfumato.gradients.linear import embedding_rule, linear_rule
 from sfumato.gradients.normalisation import (
     batch_norm_rule,
+    group_norm_pass,
     group_norm_rule,
     instance_norm_rule,
     layer_norm_rule,
@@ -32,6 +33,7 @@ RULES: dict[type[nn.Module], Rule] = {
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), instance_norm_rule),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), batch_norm_rule),
 }
+PASSES: dict[Rule, Callable[[Call], BackwardPass | None]] = {group_norm_rule: group_norm_pass}
 OWN_NAMES = frozenset({"weight", "bias"})  # what the rules above know of a layer
 WHOLE = (nn.MultiheadAttention,)  # use their children's parameters without calling the children
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.gradients.call import Call, Strategy
-from sfumato.gradients.normalisation import position_sums
+from sfumato.gradients.fused import position_sums
 from sfumato.gradients.piece import (
     Deferred,
     Materialised,
@@ -137,9 +137,16 @@ def by_library(conv: Convolution) -> Iterator[Tensor]:
             yield weight_gradient(inputs, gradients, conv.weight, conv.geometry)
 
 
+def memory_order(weight: Tensor) -> tuple[int, ...]:
+    """The axes of a weight, filters first, in the order in which its values lie in memory."""
+    rest = sorted(range(1, weight.dim()), key=weight.stride, reverse=True)
+    return (0, *rest)
+
+
 def library_piece(conv: Convolution) -> ByUnit:
     gradients = list(by_library(conv))
-    norms = torch.cat([squared_norms(gradient.reshape(1, -1)) for gradient in gradients])
+    order = memory_order(gradients[0])
+    norms = torch.cat([squared_norms(gradient.permute(order).reshape(1, -1)) for gradient in gradients])
     return ByUnit(gradients, norms)
 
 

@@ -8,42 +8,9 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import PrivacyError
-from sfumato.gradients.call import Call, Strategy
+from sfumato.gradients.call import BackwardPass, Call, Strategy
+from sfumato.gradients.fused import channel_sums, group_norm_backward, position_products
 from sfumato.gradients.piece import Materialised, Piece
-
-CHUNK_VALUES = 524_288  # values whose product stays in cache until it is summed
-
-
-def _positions(rows: Tensor) -> tuple[Tensor, int]:
-    """All positions as one axis, in the order of memory, and which axis that is: (rows, channels, positions)
-    or (rows, positions, channels)."""
-    if rows.dim() == 4 and rows.stride(1) == 1:  # channels last
-        return rows.permute(0, 2, 3, 1).flatten(1, 2), 1
-    return rows.flatten(2), 2
-
-
-def position_sums(rows: Tensor) -> Tensor:
-    """(rows, channels, *space) -> (rows, channels): the sum over all positions."""
-    flat, axis = _positions(rows)
-    return flat.sum(dim=axis)
-
-
-def position_products(first: Tensor, second: Tensor) -> Tensor:
-    """(rows, channels, *space) twice -> (rows, channels): the sum over positions of first * second.
-
-    ``second`` may have one channel for all. The product is never stored whole.
-    """
-    a, axis = _positions(first)
-    b = second.flatten(2)
-    b = b.transpose(1, 2) if axis == 1 else b
-    result = first.new_empty(first.shape[:2])
-    rows = min(len(a), max(1, CHUNK_VALUES // max(1, a[0].numel())))
-    product = torch.empty_like(a[:rows])
-    for start in range(0, len(a), rows):
-        part = slice(start, min(start + rows, len(a)))
-        some = torch.mul(a[part], b[part], out=product[: part.stop - start])
-        torch.sum(some, dim=axis, out=result[part])
-    return result
 
 
 def _pieces(call: Call, scale: Tensor | None, shift: Tensor | None) -> dict[str, Piece]:
@@ -56,8 +23,7 @@ def _channel_affine(call: Call, centre: Tensor, inverse: Tensor) -> dict[str, Pi
     """x_hat = (x - centre) * inverse with both (rows or 1, channels)."""
     g = call.gradient.to(call.module.weight.dtype)
     x = call.input.to(g.dtype)
-    shift = position_sums(g) if g.dim() > 2 else g
-    products = position_products(g, x) if g.dim() > 2 else g * x
+    shift, products = channel_sums(g, x) if g.dim() > 2 else (g, g * x)
     return _pieces(call, (products - centre * shift) * inverse, shift)
 
 
@@ -79,6 +45,20 @@ def group_norm_rule(call: Call) -> list[Strategy]:
         )
 
     return [Strategy("reduce", float(x.numel()), pieces)]
+
+
+def group_norm_pass(call: Call) -> BackwardPass | None:
+    """Both at once: what the input's gradient needs, the gradients of scale and shift are made of."""
+    module, x = call.module, call.input
+    if call.state is None or x.dim() < 3 or not x.dtype == module.weight.dtype == call.state[0].dtype:
+        return None
+    mean, inverse = (value.view(len(x), module.num_groups) for value in call.state)
+
+    def backward(gradient: Tensor) -> tuple[Tensor, dict[str, Piece]]:
+        result, scale, shift = group_norm_backward(gradient, x, mean, inverse, module.weight.detach())
+        return result, _pieces(call, scale, shift)
+
+    return backward
 
 
 def instance_norm_rule(call: Call) -> list[Strategy]:

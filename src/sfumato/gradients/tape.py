@@ -17,9 +17,9 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from sfumato.gradients.call import Call, tensors_in
+from sfumato.gradients.call import BackwardPass, Call, tensors_in
 from sfumato.gradients.choice import Choices, shape_key
-from sfumato.gradients.claims import Claim, claims_of, hand_up
+from sfumato.gradients.claims import PASSES, Claim, claims_of, hand_up
 from sfumato.gradients.fallback import output_tensors
 from sfumato.gradients.piece import Materialised, Piece
 from sfumato.gradients.segments import Segments
@@ -71,6 +71,10 @@ class Tape:
             call.outputs = tuple(_detached(value) for value in outputs)
         for name in claim.parameters.values():
             self.uses[name] = self.uses.get(name, 0) + 1
+        backward = PASSES[claim.rule](call) if claim.rule in PASSES and inputs[0].requires_grad else None
+        if backward is not None:
+            passed = partial(self._passed, claim, call, backward)
+            return _OnePass.apply(inputs[0], (outputs[0].detach(), passed))
         if len(outputs) > 1:
             self.waiting.append((claim, call))
         leaves, tree = tree_flatten(output)
@@ -100,19 +104,34 @@ class Tape:
         if len(gradients) == 1:
             self._settle(claim, call)
 
+    def _passed(self, claim: Claim, call: Call, backward: BackwardPass, gradient: Tensor) -> Tensor:
+        """The layer's own backward pass: its input gradient, and its pieces beside it."""
+        call.check_unchanged()
+        with torch.autocast(call.input.device.type, enabled=False):
+            result, pieces = backward(gradient)
+        self._keep(claim, pieces, once=self._used_once(claim))
+        call.let_go()
+        return result
+
     def _settle(self, claim: Claim, call: Call) -> None:
         """Turn a layer's input and output gradient into pieces, and let go of what they do not need."""
         call.check_unchanged()
-        targets = claim.parameters
+        once = self._used_once(claim)
         with torch.autocast(call.input.device.type, enabled=False):
             strategies = claim.rule(call)
-            if all(self.uses[name] == 1 for name in targets.values()):
-                pieces = self.choices.pieces(call.key, strategies)
-                self.pieces |= {targets[name]: piece for name, piece in pieces.items()}
-            else:  # used more than once: the uses are added before the norm is taken
-                for name, piece in strategies[0].pieces().items():
-                    self._add(targets[name], piece.per_unit())
+            pieces = self.choices.pieces(call.key, strategies) if once else strategies[0].pieces()
+            self._keep(claim, pieces, once=once)
         call.let_go()
+
+    def _used_once(self, claim: Claim) -> bool:
+        return all(self.uses[name] == 1 for name in claim.parameters.values())
+
+    def _keep(self, claim: Claim, pieces: dict[str, Piece], *, once: bool) -> None:
+        for name, piece in pieces.items():
+            if once:
+                self.pieces[claim.parameters[name]] = piece
+            else:  # used more than once: the uses are added before the norm is taken
+                self._add(claim.parameters[name], piece.per_unit())
 
     def _add(self, name: str, gradients: Tensor) -> None:
         if name in self.pieces:
@@ -213,6 +232,19 @@ def row_losses(loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
         return vmap(one)(outputs, targets)
     except RuntimeError:  # the loss looks at values, which vmap does not allow
         return torch.stack([one(tree_map(lambda v, i=i: v[i], outputs), targets[i]) for i in range(rows)])
+
+
+class _OnePass(torch.autograd.Function):
+    """A layer's output as it is, with a backward pass of the layer's own."""
+
+    @staticmethod
+    def forward(ctx: Any, _inputs: Tensor, layer: tuple[Tensor, Callable[[Tensor], Tensor]]) -> Tensor:
+        output, ctx.passed = layer  # in a tuple: to autograd the output is new, and may be written into
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.passed(gradient.detach()), None
 
 
 def _detached(value: Any) -> Any:

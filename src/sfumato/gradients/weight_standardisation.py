@@ -33,11 +33,12 @@ from sfumato.gradients.convolution import (
     gram_multiply_adds,
     gram_pays,
     gram_products,
+    memory_order,
     operands,
     pad,
     unit_gradients,
 )
-from sfumato.gradients.normalisation import position_products, position_sums
+from sfumato.gradients.fused import channel_sums, filter_moments, position_products
 from sfumato.gradients.piece import Deferred, Materialised, Piece
 
 MAX_BIAS_TO_GAIN = 10.0  # beyond it, <G, u> read off the layer's output loses digits to the bias
@@ -68,7 +69,7 @@ class Filters:
         """
         squares, slope = squares.double(), self.slope.double().square()
         removed = sums.double().square() / self.fan_in + self.free * along.double().square()
-        lost = 16 * torch.finfo(sums.dtype).eps * squares
+        lost = 16 * torch.finfo(self.direction.dtype).eps * squares
         return (slope * ((squares - removed).clamp(min=0) + lost)).sum(dim=1)
 
     def project(self, gradient: Tensor) -> Tensor:
@@ -122,38 +123,32 @@ def _keep(call: Call, pieces: dict[str, Piece]) -> dict[str, Piece]:
 
 def _columns_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
     gradients = gradient_buffer(conv)
-    squares, sums, along = (conv.weight.new_empty(gradients.shape[1:3]) for _ in range(3))
-    directions = filters.direction.movedim((2, 1), (0, -1)).reshape(len(gradients), 1, *gradients.shape[2:])
+    moments = torch.empty(3, *gradients.shape[1:3], dtype=torch.float64, device=gradients.device)
+    directions = filters.direction.movedim((2, 1), (0, -1)).reshape(len(gradients), *gradients.shape[2:])
     for units in unit_gradients(conv, gradients):  # while they are in cache
-        part = gradients[:, units]
-        squares[units] = torch.linalg.vector_norm(part, dim=3).square().sum(dim=0)
-        sums[units] = part.sum(dim=3).sum(dim=0)
-        along[units] = (part * directions).sum(dim=3).sum(dim=0)
-    norms = filters.squared_norms(squares, sums, along)
-    return {
-        "weight": ByKernelRow(gradients, norms, conv.weight.shape, filters.project),
-        "gain": _gain(along),
-    }
+        moments[:, units] = filter_moments(gradients[:, units], directions)
+    weight = ByKernelRow(gradients, filters.squared_norms(*moments), conv.weight.shape, filters.project)
+    return {"weight": weight, "gain": _gain(moments[2], conv)}
 
 
 def _library_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
-    gradients, values = [], []
-    for gradient in by_library(conv):
-        flat = gradient.flatten(1)
-        squares = torch.linalg.vector_norm(flat, dim=1).square()
-        values.append(torch.stack([squares, flat.sum(dim=1), (flat * filters.rows).sum(dim=1)]))
-        gradients.append(gradient)
-    squares, sums, along = torch.stack(values, dim=1)
-    norms = filters.squared_norms(squares, sums, along)
-    return {"weight": ByUnit(gradients, norms, filters.project), "gain": _gain(along)}
+    gradients = list(by_library(conv))
+    order = memory_order(gradients[0])
+    directions = filters.direction.permute(order).flatten(1)
+    moments = torch.cat(
+        [filter_moments(each.permute(order).flatten(1)[None, None], directions[None]) for each in gradients],
+        dim=1,
+    )
+    weight = ByUnit(gradients, filters.squared_norms(*moments), filters.project)
+    return {"weight": weight, "gain": _gain(moments[2], conv)}
 
 
 def _gram_pieces(call: Call, conv: Convolution, filters: Filters) -> dict[str, Piece]:
     """Norms only. <G, u> comes from the layer's own output, sum(G) from a box filter of the inputs."""
     module, segments, gradients = call.module, call.segments, conv.gradients
     gain, bias = module.gain.detach().flatten(), module.bias.detach()
-    outputs = position_products(gradients, call.outputs[0].to(gradients.dtype))
-    along = segments.sum((outputs - bias * position_sums(gradients)) / gain)
+    shift, outputs = channel_sums(gradients, call.outputs[0].to(gradients.dtype))
+    along = segments.sum((outputs - bias * shift) / gain)
     sums = segments.sum(position_products(gradients, _box_sums(conv)))
     slope = filters.slope.view(1, -1, *[1] * (gradients.dim() - 2))
     # The Gram norm sees all channels together, so the slopes go into g: norms are then of a * G.
@@ -165,7 +160,7 @@ def _gram_pieces(call: Call, conv: Convolution, filters: Filters) -> dict[str, P
     plain_sum = deferred_sum(conv)
     return {
         "weight": Deferred(norms, lambda factors: filters.project(plain_sum(factors))),
-        "gain": _gain(along),
+        "gain": _gain(along, conv),
     }
 
 
@@ -182,5 +177,5 @@ def _box_sums(conv: Convolution) -> Tensor:
     return summed.repeat_interleave(conv.gradients.shape[1] // groups, dim=1) if groups > 1 else summed
 
 
-def _gain(along: Tensor) -> Materialised:
-    return Materialised(along[:, :, None, None, None])
+def _gain(along: Tensor, conv: Convolution) -> Materialised:
+    return Materialised(along.to(conv.weight.dtype)[:, :, None, None, None])

@@ -1,0 +1,131 @@
+/* Sums for which PyTorch reads memory several times, taken in one pass. fused.py calls them.
+ *
+ * A performance setting: each has its equal in PyTorch, which the tests compare it with and which is used
+ * where no compiler was at hand. Threads share out rows, and each number is summed by one thread in a fixed
+ * order, so that results do not depend on the number of threads. Values are added in float over short
+ * stretches, the stretches in double. Images are (rows, positions, channels): PyTorch's channels last.
+ */
+#include <stddef.h>
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__)
+#define VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define VECTORISED
+#endif
+
+enum { POSITIONS = 64, CHANNELS = 64, VALUES = 256 }; /* of a stretch, of a block, of a stretch of a filter */
+
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Sums over positions of g and of g * (x - centre), for a block of channels. */
+VECTORISED static void block_sums(const float *restrict g, const float *restrict x,
+                                  const float *restrict centre, size_t positions, size_t stride,
+                                  size_t channels, double *restrict sums, double *restrict products) {
+    for (size_t c = 0; c < channels; c++) sums[c] = products[c] = 0;
+    for (size_t first = 0; first < positions; first += POSITIONS) {
+        float s[CHANNELS] = {0}, p[CHANNELS] = {0};
+        size_t last = least(first + POSITIONS, positions);
+        for (size_t t = first; t < last; t++) {
+            const float *gt = g + t * stride, *xt = x + t * stride;
+            if (channels == CHANNELS) /* the usual case, of a length the compiler knows */
+                for (size_t c = 0; c < CHANNELS; c++) s[c] += gt[c], p[c] += gt[c] * (xt[c] - centre[c]);
+            else
+                for (size_t c = 0; c < channels; c++) s[c] += gt[c], p[c] += gt[c] * (xt[c] - centre[c]);
+        }
+        for (size_t c = 0; c < channels; c++) sums[c] += s[c], products[c] += p[c];
+    }
+}
+
+static void row_sums(const float *g, const float *x, const float *centre, size_t positions, size_t channels,
+                     double *sums, double *products) {
+    for (size_t c = 0; c < channels; c += CHANNELS)
+        block_sums(g + c, x + c, centre + c, positions, channels, least(CHANNELS, channels - c), sums + c,
+                   products + c);
+}
+
+/* (rows, channels): sums over positions of g and of g * x. */
+void channel_sums(const float *g, const float *x, size_t rows, size_t positions, size_t channels, float *sums,
+                  float *products) {
+#pragma omp parallel for schedule(static)
+    for (size_t row = 0; row < rows; row++) {
+        double s[channels], p[channels];
+        float centre[channels];
+        for (size_t c = 0; c < channels; c++) centre[c] = 0;
+        size_t start = row * positions * channels;
+        row_sums(g + start, x + start, centre, positions, channels, s, p);
+        for (size_t c = 0; c < channels; c++) {
+            sums[row * channels + c] = (float)s[c];
+            products[row * channels + c] = (float)p[c];
+        }
+    }
+}
+
+VECTORISED static void combine(const float *restrict g, const float *restrict x, const float *restrict centre,
+                               size_t positions, size_t channels, const float *restrict a,
+                               const float *restrict b, const float *restrict c, float *restrict result) {
+    for (size_t t = 0; t < positions; t++)
+        for (size_t i = 0; i < channels; i++) {
+            size_t k = t * channels + i;
+            result[k] = a[i] * g[k] + (b[i] * (x[k] - centre[i]) + c[i]);
+        }
+}
+
+/* Backward pass of group norm: the input's gradient, and each row's gradients of scale and shift.
+ *
+ * With x_hat = (x - m) r and S, P the sums of w g and w g (x - m) over a group of n values,
+ *     dx = r w g - (x - m) P r^3 / n - S r / n,   d scale = sum of g x_hat,   d shift = sum of g.
+ */
+void group_norm_backward(const float *g, const float *x, const float *mean, const float *inverse,
+                         const float *weight, size_t rows, size_t positions, size_t channels, size_t groups,
+                         float *gradient, float *scale, float *shift) {
+    size_t width = channels / groups;
+    double n = (double)width * (double)positions;
+#pragma omp parallel for schedule(static)
+    for (size_t row = 0; row < rows; row++) {
+        double s[channels], p[channels];
+        float centre[channels], a[channels], b[channels], c[channels];
+        size_t start = row * positions * channels;
+        for (size_t i = 0; i < channels; i++) centre[i] = mean[row * groups + i / width];
+        row_sums(g + start, x + start, centre, positions, channels, s, p);
+        for (size_t group = 0; group < groups; group++) {
+            double r = inverse[row * groups + group], S = 0, P = 0;
+            size_t first = group * width;
+            for (size_t i = first; i < first + width; i++) S += weight[i] * s[i], P += weight[i] * p[i];
+            for (size_t i = first; i < first + width; i++) {
+                a[i] = (float)(r * weight[i]);
+                b[i] = (float)(-P * r * r * r / n);
+                c[i] = (float)(-S * r / n);
+                scale[row * channels + i] = (float)(p[i] * r);
+                shift[row * channels + i] = (float)s[i];
+            }
+        }
+        combine(g + start, x + start, centre, positions, channels, a, b, c, gradient + start);
+    }
+}
+
+VECTORISED static void add_moments(const float *restrict v, const float *restrict u, size_t length,
+                                   double *restrict total) {
+    for (size_t first = 0; first < length; first += VALUES) {
+        size_t last = least(first + VALUES, length);
+        float squares = 0, sum = 0, along = 0;
+#pragma omp simd reduction(+ : squares, sum, along)
+        for (size_t i = first; i < last; i++)
+            squares += v[i] * v[i], sum += v[i], along += v[i] * u[i];
+        total[0] += squares, total[1] += sum, total[2] += along;
+    }
+}
+
+/* (3, units, filters): of each filter v the sum of squares, the sum, and the product with its direction u.
+ * A filter consists of `parts` pieces of `length` values; those of one unit lie `apart` from each other. */
+void filter_moments(const float *values, const float *directions, size_t parts, size_t apart, size_t units,
+                    size_t filters, size_t length, double *result) {
+    size_t count = units * filters;
+#pragma omp parallel for schedule(static)
+    for (size_t row = 0; row < count; row++) {
+        double total[3] = {0, 0, 0};
+        for (size_t part = 0; part < parts; part++)
+            add_moments(values + part * apart + row * length,
+                        directions + (part * filters + row % filters) * length, length, total);
+        for (size_t i = 0; i < 3; i++) result[i * count + row] = total[i];
+    }
+}
