@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from sfumato.cli import cli
 from sfumato.data import augment
@@ -21,8 +22,12 @@ from sfumato.doctor import (
     examine_plan,
     examine_surroundings,
 )
+from sfumato.doctor.model_checks import row_gradients
 from sfumato.errors import ModelError, PrivacyError
-from sfumato.gradients import clipped_sum
+from sfumato.gradients import Choices, clipped_sum
+from sfumato.gradients.call import Strategy
+from sfumato.gradients.linear import linear_rule
+from sfumato.gradients.piece import Materialised
 from sfumato.models import create_model
 from sfumato.privacy import Plan
 from small_runs import SmallNet, small_set, small_splits
@@ -142,6 +147,22 @@ def test_a_zoo_model_passes_with_group_norm_and_fails_with_batch_norm():
         check_model(create_model("resnet9", num_classes=10, width=8, norm="batch"), images)
 
 
+def test_a_deep_net_is_not_refused_for_where_its_kinks_fall():
+    differences = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = create_model("wrn_40_4", num_classes=10, width=1)
+        images, targets = torch.randn(3, 3, 16, 16), torch.arange(3)
+        check_model(model, images)
+        together = row_gradients(model, images, targets, cross_entropy)
+        for i in range(3):
+            alone = row_gradients(model, images[i : i + 1], targets[i : i + 1], cross_entropy)[0]
+            differences += [
+                (alone[name] - value).norm() / value.norm() for name, value in together[i].items()
+            ]
+    assert max(differences) > 1e-3  # a pass for each row would have refused it: rounding moves a ReLU's kink
+
+
 def test_outputs_that_are_no_numbers_or_no_rows_are_model_errors():
     overflowing = net()
     with torch.no_grad():
@@ -175,6 +196,41 @@ def test_an_engine_that_disagrees_with_autograd_is_found(fault):
     check_engine(SmallNet(), IMAGES)
     with pytest.raises(ModelError, match="engine-disagrees"):
         check_engine(SmallNet(), IMAGES, sum_function=faulty)
+
+
+class TwoWays(nn.Linear):
+    """A layer whose second strategy, which counting never chooses but timing might, is wrong."""
+
+    wrong_by = 1.0
+
+    @staticmethod
+    def gradient_rule(call):
+        right = linear_rule(call)[0]
+
+        def pieces():
+            factor = type(call.module).wrong_by
+            return {name: Materialised(piece.gradients * factor) for name, piece in right.pieces().items()}
+
+        return [right, Strategy("slow", 1e18, pieces)]
+
+
+class Wrong(TwoWays):
+    wrong_by = 1.01
+
+
+def test_every_strategy_is_checked_that_timing_may_choose():
+    def head(kind):
+        return nn.Sequential(nn.Flatten(), kind(IMAGES[0].numel(), 3))
+
+    check_engine(head(TwoWays), IMAGES)
+    with pytest.raises(ModelError, match="engine-disagrees"):
+        check_engine(head(Wrong), IMAGES)
+
+    def counting_only(model, inputs, targets, *, clip_norm, loss, choices):
+        counted = Choices(deterministic=True)
+        return clipped_sum(model, inputs, targets, clip_norm=clip_norm, loss=loss, choices=counted)
+
+    check_engine(head(Wrong), IMAGES, sum_function=counting_only)  # which would not have met the fault
 
 
 def test_augmentation_across_examples_is_found():
