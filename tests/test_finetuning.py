@@ -252,3 +252,18 @@ def test_without_privacy_any_weights_will_do(public_run, tmp_path):
     recipe = from_weights(public_run, privacy__enabled=False, privacy__epsilon=None)
     result = train(recipe, out=tmp_path / "run", data=small_splits(), ledger=Ledger.open(tmp_path / "book"))
     assert not result.privacy["releasable"]
+
+
+def test_the_last_layer_alone_is_trained_on_rows_as_the_engine_would(public_run, tmp_path, monkeypatch):
+    """The closed form and the engine agree, step after step, under the same seed."""
+    monkeypatch.setenv("SFUMATO_CACHE", str(tmp_path / "cache"))
+    recipe = from_weights(public_run, model__weights_are_public=True, model__trained="last", training__seed=4)
+    train(recipe, out=tmp_path / "rows", data=small_splits())
+    monkeypatch.setattr("sfumato.run.last_layer_sums", lambda *_: None)
+    train(recipe, out=tmp_path / "engine", data=small_splits())
+    rows, engine = (
+        load_file(tmp_path / name / "release/model.safetensors")["head.weight"] for name in ("rows", "engine")
+    )
+    assert torch.allclose(rows, engine, atol=1e-5)
+    assert rows.abs().max() > 1e-2  # it moved
+    assert list((tmp_path / "cache/features").iterdir())

@@ -28,6 +28,7 @@ from sfumato.features.rows import (
     with_feature_settings,
 )
 from sfumato.finetuning import choose_trained
+from sfumato.last_layer import LastLayerViews, last_layer_views
 from sfumato.memory import bytes_per_row, free_memory, rows_in_memory
 from sfumato.models import create_model
 from sfumato.optimisation import build_optimizer
@@ -68,7 +69,7 @@ class Prepared:
     plan: Plan | None  # None: training without privacy
     sampler: PoissonSampling | FullBatch
     batch_size: float  # expected units per step
-    views: Views | FeatureViews
+    views: Views | FeatureViews | LastLayerViews
     source: RandomSource
     device: torch.device
     max_rows: int
@@ -158,6 +159,9 @@ def prepare(
         padding=recipe.augmentation.padding,
         flip=recipe.augmentation.flip,
     )
+    weights_are_final = recipe.pretraining is None or checkpoint is not None
+    if recipe.model.trained == "last" and plan is not None and weights_are_final:
+        views = last_layer_views(network, splits.train, views, on_progress=counter)
     sampler = plan.sampler() if plan is not None else plain_sampler(recipe, len(units))
     return Prepared(
         recipe=recipe,

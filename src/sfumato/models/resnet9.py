@@ -31,6 +31,7 @@ class ResNet9(Classifier):
 
     ``order`` of norm and activation after each convolution: "norm-act" as in the authors' public code
     (the default: it produced their figures), "act-norm" as in the text of their appendix C.
+    ``patch`` above 1 puts so many pixels per side into the channels first: 2 needs a quarter of the time.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class ResNet9(Classifier):
         activation: Activation = "mish",
         order: Order = "norm-act",
         scale_norm: bool = False,
+        patch: int = 1,
         initialisation: Initialisation = "torch",
     ) -> None:
         super().__init__()
@@ -56,7 +58,8 @@ class ResNet9(Classifier):
             return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), *layers, *pooling)
 
         double, quadruple = 2 * width, 4 * width
-        self.stem = nn.Sequential(block(in_channels, width), block(width, double, pool=True))
+        self.rearrange = nn.PixelUnshuffle(patch) if patch > 1 else nn.Identity()
+        self.stem = nn.Sequential(block(in_channels * patch**2, width), block(width, double, pool=True))
         self.residual1 = nn.Sequential(block(double, double), block(double, double))
         self.scale_norm1 = scale(scale_norm, norm, double, groups=groups)
         self.middle = nn.Sequential(
@@ -69,7 +72,7 @@ class ResNet9(Classifier):
         initialise(self, initialisation)
 
     def features(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
+        x = self.stem(self.rearrange(x))
         x = self.scale_norm1(x + self.residual1(x))
         x = self.middle(x)
         x = self.scale_norm2(x + self.residual2(x))

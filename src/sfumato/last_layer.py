@@ -1,0 +1,96 @@
+"""The last layer alone: what the frozen layers make of each image is computed once, then the steps are cheap.
+
+De et al. 2022, section 4.2, fine-tune the last layer on stored features, with batches of up to 2^18 images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.data import ImageSet
+from sfumato.features.cache import OnProgress, features_of
+from sfumato.features.head import HeadSum
+from sfumato.gradients import ClippedSum
+from sfumato.models.classifier import Classifier
+from sfumato.units import Microbatch, Units, Views
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastLayerViews:
+    """The images' views as ever, and beside them the rows that the last layer sees."""
+
+    images: Views
+    features: Tensor  # (N, d), in the order of the training images
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return self.images.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        return self.images.std
+
+    @property
+    def count(self) -> int:
+        return self.images.count
+
+    def microbatches(
+        self,
+        units: Units,
+        indices: Tensor,
+        *,
+        max_rows: int,
+        generator: torch.Generator,
+        device: torch.device,
+    ) -> Iterator[Microbatch]:
+        """The images themselves, for whoever does not use ``features``."""
+        return self.images.microbatches(units, indices, max_rows=max_rows, generator=generator, device=device)
+
+
+class Trunk(nn.Module):
+    """Everything before the last layer, on pixels from 0 to 1; ``described`` tells its cache entry apart."""
+
+    def __init__(self, network: Classifier, *, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.network = network
+        self.described = {"network": repr(network), "mean": mean, "std": std}
+        self.mean, self.std = torch.tensor(mean).view(1, -1, 1, 1), torch.tensor(std).view(1, -1, 1, 1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        inputs = (pixels - self.mean.to(pixels.device)) / self.std.to(pixels.device)
+        return self.network.features(inputs.contiguous(memory_format=torch.channels_last))
+
+
+def last_layer_views(
+    model: nn.Module, train: ImageSet, views: Views, *, on_progress: OnProgress | None = None
+) -> Views | LastLayerViews:
+    """The views with rows for the last layer, which alone is trained; as given if steps see new views."""
+    if not isinstance(model, Classifier) or not isinstance(views, Views) or views.count:
+        return views
+    trunk = Trunk(model, mean=views.mean, std=views.std)
+    return LastLayerViews(images=views, features=features_of(trunk, train.images, on_progress=on_progress))
+
+
+def last_layer_sums(
+    model: nn.Module, views: object, units: Units
+) -> Callable[[Tensor, float], ClippedSum] | None:
+    """Clipped sums of the last layer in closed form; None where the engine has to be used."""
+    if (
+        not isinstance(views, LastLayerViews)
+        or units.max_images > 1
+        or model.head.weight.device.type != "cpu"
+    ):
+        return None
+    sums = HeadSum(views.features, units.data.labels, num_classes=model.head.out_features)
+
+    def total(indices: Tensor, clip_norm: float) -> ClippedSum:
+        chosen = None if len(indices) == len(units) else indices
+        weight, bias = model.head.weight.detach(), model.head.bias.detach()
+        found = sums(weight, bias, clip_norm=clip_norm, indices=chosen)
+        return replace(found, gradients={f"head.{name}": value for name, value in found.gradients.items()})
+
+    return total
