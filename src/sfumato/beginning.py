@@ -54,8 +54,11 @@ def find_beginning(
     settings, stage = recipe.model, recipe.pretraining
     public = None if stage is None else check_public_data(stage, splits)
     place = settings.weights or pretrained
+    imagenet = not own_model and bool(
+        {**find_variant(settings.name).options(), **settings.options}.get("pretrained")
+    )
     if place is None:
-        if settings.options.get("pretrained"):
+        if imagenet:
             return None, Beginning(data="ImageNet", public=True)
         if settings.trained != "all" and stage is None and not own_model:
             raise ConfigError(
@@ -72,7 +75,7 @@ def find_beginning(
         settings=settings,
         privacy=recipe.privacy,
         train=splits.train,
-        public_data=None if public is None else public.name,
+        public_data=None if public is None else f"{'ImageNet and ' if imagenet else ''}{public.name}",
     )
     return checkpoint, beginning
 

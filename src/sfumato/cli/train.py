@@ -206,6 +206,8 @@ def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json
         )
         return
     echo_start(prepared, 0)
+    if recipe.pretraining is not None and recipe.model.weights is None:
+        click.echo(f"First      pre-training on {recipe.pretraining.data}, not counted below")
     click.echo(f"Time       about {duration(cost.seconds)} ({cost.seconds_per_step:.3g} s per step)")
     click.echo(
         f"Memory     about {cost.memory_bytes / 2**30:.1f} GiB ({cost.microbatch_size} of "
