@@ -86,6 +86,47 @@ def test_filter_moments_are_those_of_float64(parts, units, filters, length, seed
 
 
 @needs_compiled
+@given(
+    units=st.integers(1, 4),
+    views=st.integers(1, 3),
+    channels=st.sampled_from([16, 32, 48, 80]),
+    filters=st.integers(1, 14),
+    size=st.tuples(st.integers(1, 11), st.integers(1, 11)),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    before=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    after=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+@settings(max_examples=80, deadline=None)
+def test_each_units_filters_equal_autograd(
+    units, views, channels, filters, size, kernel, stride, dilation, before, after
+):
+    x = images(units * views, channels, *size)
+    weight = torch.randn(filters, channels, *kernel, dtype=torch.float64, requires_grad=True)
+    padded = torch.nn.functional.pad(x.double(), (before[1], after[1], before[0], after[0]))
+    if any(p < d * (k - 1) + 1 for p, d, k in zip(padded.shape[2:], dilation, kernel, strict=True)):
+        return  # the kernel does not fit
+    if not fused.offers_unit_filters(x, x):
+        pytest.skip("the processor's vectors are too narrow")
+    out = torch.nn.functional.conv2d(padded, weight, stride=stride, dilation=dilation)
+    g = torch.randn_like(out)
+    expected = torch.stack(
+        [
+            torch.autograd.grad(part, weight, part_g, retain_graph=True)[0]
+            for part, part_g in zip(out.split(views), g.split(views), strict=True)
+        ]
+    )
+    directions = torch.randn(filters, *kernel, channels)
+    geometry = (*kernel, *stride, *dilation, *before)
+    found, moments = fused.unit_filters(x, g.float(), directions, units, geometry)
+    assert_close(found.double().movedim(-1, 2), expected, rtol=1e-4, atol=1e-4)
+    assert_close(moments[0], expected.flatten(2).square().sum(dim=2), rtol=1e-4, atol=1e-4)
+    along = (expected.movedim(2, -1) * directions).flatten(2).sum(dim=2)
+    assert_close(moments[2], along, rtol=1e-4, atol=1e-3)
+
+
+@needs_compiled
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_stays_so(bad):
     values = torch.randn(1, 4, 3, 300)

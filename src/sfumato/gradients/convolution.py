@@ -1,5 +1,6 @@
-"""Per-unit gradients of convolutions: three equal strategies.
+"""Per-unit gradients of convolutions: four equal strategies.
 
+direct    the unit's weight gradient by compiled sums over its positions, where vectors are wide.
 columns   the unit's weight gradient as matrix products over its patches, laid out in a buffer that stays
           in cache; the clipped sum is then one weighted sum over memory.
 library   the unit's weight gradient by one call of the library's convolution backward.
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.gradients.call import Call, Strategy
-from sfumato.gradients.fused import position_sums
+from sfumato.gradients.fused import offers_unit_filters, position_sums, unit_filters
 from sfumato.gradients.piece import (
     Deferred,
     Materialised,
@@ -385,10 +386,15 @@ def convolution_rule(call: Call) -> list[Strategy]:
         norms = gram_products(conv, conv.gradients)
         return {**bias_piece(call), "weight": Deferred(norms, deferred_sum(conv))}
 
+    def directly() -> dict[str, Piece]:
+        return {**bias_piece(call), "weight": direct_piece(conv)}
+
     strategies = [
         Strategy("columns", conv.multiply_adds * 1.3, by_columns),
         Strategy("library", conv.multiply_adds * 1.4, by_calls),
     ]
+    if offers_direct(conv) and "weight" in call.names:
+        strategies.append(Strategy("direct", conv.multiply_adds * 1.1, directly))
     if gram_pays(conv) and "weight" in call.names:
         strategies.append(Strategy("gram", gram_multiply_adds(conv), by_gram))
     return strategies
@@ -403,6 +409,35 @@ def gradient_buffer(conv: Convolution) -> Tensor:
     """Room for what ``unit_gradients`` fills in."""
     out, channels, first, *rest = conv.weight.shape
     return conv.weight.new_empty(first, conv.segments.num_units, out, math.prod(rest) * channels)
+
+
+def direct_gradients(conv: Convolution, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """(units, out, *kernel, in) by compiled sums over positions, and their moments along ``directions``."""
+    shape, found = conv.geometry, []
+    geometry = (*shape.kernel, *shape.stride, *shape.dilation, *shape.before)
+    directions = directions.movedim(1, -1)
+    for group in conv.segments.groups:
+        units = group.units.stop - group.units.start
+        rows = conv.inputs[group.rows], conv.gradients[group.rows]
+        found.append(unit_filters(*rows, directions, units, geometry))
+    gradients, moments = zip(*found, strict=True)
+    if len(found) == 1:
+        return gradients[0], moments[0]
+    return torch.cat(gradients), torch.cat(moments, dim=1)
+
+
+def offers_direct(conv: Convolution) -> bool:
+    return conv.geometry.groups == 1 and offers_unit_filters(conv.inputs, conv.gradients)
+
+
+def channels_second(gradient: Tensor) -> Tensor:
+    """(out, *kernel, in) -> (out, in, *kernel), as weights are."""
+    return gradient.movedim(-1, 1)
+
+
+def direct_piece(conv: Convolution) -> Materialised:
+    gradients, moments = direct_gradients(conv, conv.weight)
+    return Materialised(gradients, moments[0].sum(dim=1), channels_second)
 
 
 def columns_piece(conv: Convolution) -> ByKernelRow:

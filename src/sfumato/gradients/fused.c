@@ -1,4 +1,4 @@
-/* Sums for which PyTorch reads memory several times, taken in one pass. fused.py calls them.
+/* Sums for which PyTorch reads memory several times, taken in one pass; units' filters. fused.py calls them.
  *
  * A performance setting: each has its equal in PyTorch, which the tests compare it with and which is used
  * where no compiler was at hand. Threads share out rows, and each number is summed by one thread in a fixed
@@ -6,6 +6,7 @@
  * stretches, the stretches in double. Images are (rows, positions, channels): PyTorch's channels last.
  */
 #include <stddef.h>
+#include <stdint.h>
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__)
 #define VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -129,3 +130,112 @@ void filter_moments(const float *values, const float *directions, size_t parts, 
         for (size_t i = 0; i < 3; i++) result[i * count + row] = total[i];
     }
 }
+
+/* ---- Each unit's own gradient of a convolution's filters ----------------------------------------------- */
+
+/* The fields are those that fused.py writes, in this order. */
+struct convolution {
+    int64_t units, views, height, width, in_height, in_width, filters, channels;
+    int64_t kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x, top, left;
+};
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+
+#define WIDE __attribute__((target("arch=x86-64-v4")))
+typedef float lanes __attribute__((vector_size(64), aligned(4)));
+enum { LANES = 16, TALL = 6, BROAD = 4, FLUSH = 512 }; /* 6 x 4 vectors of sums fill the registers */
+
+int has_unit_filters(void) { return __builtin_cpu_supports("x86-64-v4"); }
+
+/* The range of output positions whose input, `offset` away, lies inside. */
+static void inside(int64_t count, int64_t size, int64_t stride, int64_t offset, int64_t *first, int64_t *last) {
+    *first = offset < 0 ? (-offset + stride - 1) / stride : 0;
+    *last = count;
+    while (*last > *first && (*last - 1) * stride + offset >= size) --*last;
+}
+
+/* result[f, c] = sum over views and positions of g[f] * x[c] at kernel offset (y, x), for `tall` filters and
+ * `broad` vectors of channels. Long sums are handed over to memory in between, to be added there. */
+static inline __attribute__((always_inline)) WIDE void tile(const struct convolution *k, const float *g,
+                                                            const float *x, int64_t tap_y, int64_t tap_x,
+                                                            float *result, const int tall, const int broad) {
+    int64_t filter = k->kernel_height * k->kernel_width * k->channels, pending = 0;
+    int64_t offset_y = tap_y * k->dilation_y - k->top, offset_x = tap_x * k->dilation_x - k->left;
+    int64_t top, bottom, left, right;
+    inside(k->height, k->in_height, k->stride_y, offset_y, &top, &bottom);
+    inside(k->width, k->in_width, k->stride_x, offset_x, &left, &right);
+    lanes sums[TALL][BROAD];
+    for (int i = 0; i < tall; i++)
+        for (int j = 0; j < broad; j++) {
+            sums[i][j] = (lanes){0};
+            *(lanes *)(result + i * filter + j * LANES) = sums[i][j];
+        }
+    for (int64_t view = 0; view < k->views; view++) {
+        for (int64_t line = top; line < bottom; line++) {
+            int64_t row = view * k->in_height + line * k->stride_y + offset_y;
+            const float *gt = g + ((view * k->height + line) * k->width + left) * k->filters;
+            const float *xt = x + (row * k->in_width + left * k->stride_x + offset_x) * k->channels;
+            for (int64_t t = left; t < right; t++, gt += k->filters, xt += k->stride_x * k->channels) {
+                lanes values[BROAD];
+                for (int j = 0; j < broad; j++) values[j] = *(const lanes *)(xt + j * LANES);
+                for (int i = 0; i < tall; i++)
+                    for (int j = 0; j < broad; j++) sums[i][j] += values[j] * gt[i];
+            }
+        }
+        pending += k->height * k->width;
+        if (pending < FLUSH && view + 1 < k->views) continue;
+        pending = 0;
+        for (int i = 0; i < tall; i++)
+            for (int j = 0; j < broad; j++) {
+                *(lanes *)(result + i * filter + j * LANES) += sums[i][j];
+                sums[i][j] = (lanes){0};
+            }
+    }
+}
+
+#define CASE(TALLNESS, BREADTH)                                                   \
+    case (TALLNESS) * 8 + (BREADTH):                                              \
+        tile(k, g + f, x + c, tap_y, tap_x, place, (TALLNESS), (BREADTH)); break;
+#define CASES(TALLNESS) CASE(TALLNESS, 1) CASE(TALLNESS, 2) CASE(TALLNESS, 3) CASE(TALLNESS, 4)
+
+/* One unit's filters, (filters, kernel height, kernel width, channels). */
+static WIDE void one_unit(const struct convolution *k, const float *g, const float *x, float *result) {
+    int64_t taps = k->kernel_height * k->kernel_width;
+    for (int64_t c = 0; c < k->channels; c += LANES * BROAD)
+        for (int64_t f = 0; f < k->filters; f += TALL)
+            for (int64_t tap = 0; tap < taps; tap++) {
+                int64_t tap_y = tap / k->kernel_width, tap_x = tap % k->kernel_width;
+                float *place = result + (f * taps + tap) * k->channels + c;
+                switch (least(TALL, k->filters - f) * 8 + least(BROAD, (k->channels - c) / LANES)) {
+                    CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6)
+                }
+            }
+}
+
+/* Each unit's gradient of the filters, and while it is in cache its moments (3, units, filters). */
+void unit_filters(const struct convolution *k, const float *g, const float *x, const float *directions,
+                  float *result, double *moments) {
+    int64_t outputs = k->views * k->height * k->width * k->filters;
+    int64_t inputs = k->views * k->in_height * k->in_width * k->channels;
+    int64_t length = k->kernel_height * k->kernel_width * k->channels, count = k->units * k->filters;
+#pragma omp parallel for schedule(static)
+    for (int64_t unit = 0; unit < k->units; unit++) {
+        float *own = result + unit * k->filters * length;
+        one_unit(k, g + unit * outputs, x + unit * inputs, own);
+        for (int64_t f = 0; f < k->filters; f++) {
+            double total[3] = {0, 0, 0};
+            add_moments(own + f * length, directions + f * length, (size_t)length, total);
+            for (int i = 0; i < 3; i++) moments[i * count + unit * k->filters + f] = total[i];
+        }
+    }
+}
+
+#else
+
+int has_unit_filters(void) { return 0; }
+void unit_filters(const struct convolution *k, const float *g, const float *x, const float *directions,
+                  float *result, double *moments) {
+    (void)k, (void)g, (void)x, (void)directions, (void)result, (void)moments;
+}
+
+#endif

@@ -6,7 +6,7 @@ A performance question only: both ways agree up to rounding, and the tests hold 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -99,6 +99,35 @@ def filter_moments(filters: Tensor, directions: Tensor) -> Tensor:
     sizes = (parts, filters.stride(0), units, count, length)
     _call(library.filter_moments, filters, directions.contiguous(), *sizes, result)
     return result
+
+
+def offers_unit_filters(inputs: Tensor, gradients: Tensor) -> bool:
+    """Whether ``unit_filters`` can take these images on this machine."""
+    library = _library(inputs, gradients)
+    if library is None or inputs.dim() != 4 or inputs.shape[1] % 16:
+        return False
+    return bool(library.has_unit_filters())
+
+
+def unit_filters(
+    inputs: Tensor, gradients: Tensor, directions: Tensor, num_units: int, geometry: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Each unit's gradient of a convolution's filters, and its moments as ``filter_moments`` gives them.
+
+    Rows of a unit are neighbours, and as many for each. ``geometry`` is the kernel's size, stride, dilation
+    and the zeros before the input, (y, x) each. The gradients are (units, filters, y, x, channels), in the
+    order of memory; ``directions`` (filters, y, x, channels) too.
+    """
+    inputs = inputs.contiguous(memory_format=torch.channels_last)
+    gradients = gradients.contiguous(memory_format=torch.channels_last)
+    rows, channels, *in_space = inputs.shape
+    filters, *space = gradients.shape[1:]
+    sizes = [num_units, rows // num_units, *space, *in_space, filters, channels, *geometry]
+    result = inputs.new_empty(num_units, filters, *geometry[:2], channels)
+    moments = torch.empty(3, num_units, filters, dtype=torch.float64)
+    shape = torch.tensor(sizes, dtype=torch.int64)
+    _call(_compiled().unit_filters, shape, gradients, inputs, directions.contiguous(), result, moments)
+    return result, moments
 
 
 @cache

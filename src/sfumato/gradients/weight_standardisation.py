@@ -28,12 +28,15 @@ from sfumato.gradients.convolution import (
     Geometry,
     bias_piece,
     by_library,
+    channels_second,
     deferred_sum,
+    direct_gradients,
     gradient_buffer,
     gram_multiply_adds,
     gram_pays,
     gram_products,
     memory_order,
+    offers_direct,
     operands,
     pad,
     unit_gradients,
@@ -107,10 +110,15 @@ def weight_standardised_rule(call: Call) -> list[Strategy]:
     def by_gram() -> dict[str, Piece]:
         return _keep(call, {**bias_piece(call), **_gram_pieces(call, conv, filters)})
 
+    def directly() -> dict[str, Piece]:
+        return _keep(call, {**bias_piece(call), **_direct_pieces(conv, filters)})
+
     strategies = [
         Strategy("columns", conv.multiply_adds * 1.3, by_columns),
         Strategy("library", conv.multiply_adds * 1.4, by_calls),
     ]
+    if offers_direct(conv):
+        strategies.append(Strategy("direct", conv.multiply_adds * 1.1, directly))
     steep = (module.bias.detach().abs() > MAX_BIAS_TO_GAIN * module.gain.detach().flatten().abs()).any()
     if call.outputs is not None and gram_pays(conv) and not steep:
         strategies.append(Strategy("gram", gram_multiply_adds(conv), by_gram))
@@ -119,6 +127,14 @@ def weight_standardised_rule(call: Call) -> list[Strategy]:
 
 def _keep(call: Call, pieces: dict[str, Piece]) -> dict[str, Piece]:
     return {name: piece for name, piece in pieces.items() if name in call.names}
+
+
+def _direct_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
+    gradients, moments = direct_gradients(conv, filters.direction)
+    weight = Materialised(
+        gradients, filters.squared_norms(*moments), lambda total: filters.project(channels_second(total))
+    )
+    return {"weight": weight, "gain": _gain(moments[2], conv)}
 
 
 def _columns_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
