@@ -28,7 +28,8 @@ TABLE = Path(__file__).with_name("results.csv")
 @click.argument("data")
 @click.option("--epsilon", "epsilons", type=float, multiple=True, help="Without any: no privacy.")
 @click.option("--seeds", default=3, show_default=True)
-@click.option("--feature-minutes", default=0.0, help="Of the features, if they are in the cache already.")
+@click.option("--feature-minutes", default=0.0, help="Of features or pre-training that are there already.")
+@click.option("--weights", help="A finished pre-training of this recipe, which would otherwise come first.")
 @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE")
 @click.option("--folder", help="Where DATA is, if it is no known set; the table keeps the name DATA.")
 def main(
@@ -37,6 +38,7 @@ def main(
     epsilons: tuple[float, ...],
     seeds: int,
     feature_minutes: float,
+    weights: str | None,
     assignments: tuple[str, ...],
     folder: str | None,
 ) -> None:
@@ -47,7 +49,7 @@ def main(
             changes = "".join(f" --set {text}" for text in assignments)
             command = f"sfumato train {data} --recipe {recipe_name} {budget}{changes}"
             began = _processor_minutes()
-            scores, privacy = _train(recipe_name, folder or data, epsilon, seed, assignments)
+            scores, privacy = _train(recipe_name, folder or data, epsilon, seed, weights, assignments)
             minutes = _processor_minutes() - began + feature_minutes
             for metric in ("accuracy", "auc"):
                 if scores[metric] is not None:
@@ -58,13 +60,19 @@ def main(
 
 
 def _train(
-    recipe_name: str, data: str, epsilon: float | None, seed: int, assignments: tuple[str, ...]
+    recipe_name: str,
+    data: str,
+    epsilon: float | None,
+    seed: int,
+    weights: str | None,
+    assignments: tuple[str, ...],
 ) -> tuple[dict, dict]:
     from sfumato.ledger import Ledger
     from sfumato.recipe import load_recipe, parse_assignment, with_settings
     from sfumato.run import train
 
     settings = {"data.name": data, "training.seed": seed, "privacy.epsilon": epsilon}
+    settings |= {} if weights is None else {"model.weights": weights}
     settings |= {"privacy.enabled": False, "privacy.sampling": "poisson"} if epsilon is None else {}
     recipe = with_settings(load_recipe(recipe_name), settings | dict(map(parse_assignment, assignments)))
     with tempfile.TemporaryDirectory() as scratch, Ledger.open(Path(scratch) / "ledger.db") as ledger:
