@@ -160,6 +160,16 @@ def test_a_finished_first_stage_serves_other_budgets_but_not_other_settings(tmp_
         assert caught.value.code == "other-pretraining"
 
 
+def test_a_first_stage_killed_while_its_folder_was_made_is_begun_anew(tmp_path):
+    with pytest.raises(RuntimeError):
+        train(
+            two_stages(), out=tmp_path / "run", data=small_splits(), observer=CrashInStage(1, crash_after=1)
+        )
+    (tmp_path / "run/pretraining/recipe.toml").unlink()
+    result = train(two_stages(), out=tmp_path / "run", data=small_splits(), resume=True)
+    assert result.num_steps == 8
+
+
 def test_another_first_stage_is_not_resumed(tmp_path):
     watcher = CrashInStage(1, crash_after=4)
     with pytest.raises(RuntimeError):

@@ -7,6 +7,7 @@ to ``metrics.jsonl``; what is computed from private images goes to ``state/sensi
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ def train(
     folder = RunFolder(Path(out))
     folder.check_usable(recipe, resume=resume)
     keep_freed_memory()
-    first = finished_stage(folder)
+    first = None if recipe.pretraining is None else finished_stage(folder)
     prepared = prepare(recipe, data=data, model=model, force=force, pretrained=first, watcher=observer)
     book = ledger if ledger is not None else Ledger.open()
     if prepared.plan is not None:
@@ -107,6 +108,8 @@ def pretrain(prepared: Prepared, folder: RunFolder, *, ledger: Ledger, observer:
     if observer is not None:
         observer.noted(f"Stage 1 of 2: pre-training without privacy on {stage.data.name}, public images.")
     inner = folder.pretraining
+    if not inner.recipe.is_file():  # killed while the folder was made: nothing in it yet
+        shutil.rmtree(inner.path, ignore_errors=True)
     train(stage, out=inner.path, resume=inner.recipe.is_file(), ledger=ledger, observer=observer)
     if observer is not None:
         observer.noted(f"Stage 2 of 2: training on {prepared.splits.train.name}.")
