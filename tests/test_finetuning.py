@@ -267,3 +267,29 @@ def test_the_last_layer_alone_is_trained_on_rows_as_the_engine_would(public_run,
     assert torch.allclose(rows, engine, atol=1e-5)
     assert rows.abs().max() > 1e-2  # it moved
     assert list((tmp_path / "cache/features").iterdir())
+
+
+def test_the_command_begins_with_weights_and_keeps_their_full_path(
+    image_folder, tmp_path, monkeypatch, capsys
+):
+    from sfumato.cli import main
+
+    data = image_folder(train=10, test=4, size=8)
+    small = ["--set", "model.options.width=4", "--set", "model.options.groups=2"]
+    small += ["--set", "data.image_size=8", "--set", "training.num_epochs=1"]
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        return ended.value.code, capsys.readouterr()
+
+    main(["train", str(data), "--no-privacy", "--out", "pre", *small, "--json"])
+    private = ["train", data, "--epsilon", 8, "--delta", 1e-2, "--weights", "pre", "--out", "run", *small]
+    code, shown = call(*private)
+    assert (code, "unprotected-weights" in shown.err) == (1, True)
+    code, shown = call(*private, "--set", "model.weights_are_public=true")
+    assert (code, "weights-saw-these-images" in shown.err) == (1, True)
+    assert not (tmp_path / "run").exists()
+    main([str(item) for item in [*private, "--no-privacy", "--json"] if item not in ("--epsilon", 8)])
+    assert f'weights = "{tmp_path / "pre"}"' in (tmp_path / "run/recipe.toml").read_text()
