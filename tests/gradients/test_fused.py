@@ -119,9 +119,10 @@ def test_each_units_filters_equal_autograd(
     )
     directions = torch.randn(filters, *kernel, channels)
     geometry = (*kernel, *stride, *dilation, *before)
-    found, moments = fused.unit_filters(x, g.float(), directions, units, geometry)
+    found, moments, shifts = fused.unit_filters(x, g.float(), directions, units, geometry)
     assert_close(found.double().movedim(-1, 2), expected, rtol=1e-4, atol=1e-4)
     assert_close(moments[0], expected.flatten(2).square().sum(dim=2), rtol=1e-4, atol=1e-4)
+    assert_close(shifts.double(), g.unflatten(0, (units, views)).sum(dim=(1, 3, 4)), rtol=1e-4, atol=1e-4)
     along = (expected.movedim(2, -1) * directions).flatten(2).sum(dim=2)
     assert_close(moments[2], along, rtol=1e-4, atol=1e-3)
 

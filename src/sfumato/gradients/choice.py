@@ -74,14 +74,17 @@ class Choices:
         return min(seconds, key=seconds.__getitem__)
 
 
-def shape_key(call: Call) -> Hashable:
-    """What the choice depends on. Counts of units are rounded, because Poisson batches differ in size."""
+def shape_key(call: Call, kind: str) -> Hashable:
+    """What the choice depends on, ``kind`` being the layer's settings.
+
+    Counts of units are rounded, because Poisson batches differ in size.
+    """
     x = call.input
     groups = tuple(
         (group.size, (group.units.stop - group.units.start).bit_length()) for group in call.segments.groups
     )
     return (
-        repr(call.module),
+        kind,
         call.names,
         tuple(x.shape[1:]),
         _layout(x),

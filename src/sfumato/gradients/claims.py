@@ -46,6 +46,7 @@ class Claim:
     module: nn.Module
     parameters: dict[str, str]  # name within the module -> name in the model
     rule: Rule
+    kind: str = ""  # the layer's settings in words, for choosing its strategy
 
 
 def claims_of(model: nn.Module) -> list[Claim]:
@@ -62,7 +63,7 @@ def claims_of(model: nn.Module) -> list[Claim]:
             own = {name: value for name, value in module._parameters.items() if value is not None}
         mine = {name: names[id(value)] for name, value in own.items() if id(value) in names}
         if mine:
-            claims.append(Claim(path, module, mine, rule_for(module, mine)))
+            claims.append(Claim(path, module, mine, rule_for(module, mine), repr(module)))
     return claims
 
 
@@ -104,5 +105,6 @@ def hand_up(model: nn.Module, claims: list[Claim], lost: Iterable[Claim]) -> lis
         mine = {f"{last}.{name}": target for name, target in claim.parameters.items()}
         if parent in by_path:
             mine = {**by_path[parent].parameters, **mine}
-        by_path[parent] = Claim(parent, model.get_submodule(parent), mine, fallback_rule)
+        above = model.get_submodule(parent)
+        by_path[parent] = Claim(parent, above, mine, fallback_rule, repr(above))
     return list(by_path.values())

@@ -387,7 +387,7 @@ def convolution_rule(call: Call) -> list[Strategy]:
         return {**bias_piece(call), "weight": Deferred(norms, deferred_sum(conv))}
 
     def directly() -> dict[str, Piece]:
-        return {**bias_piece(call), "weight": direct_piece(conv)}
+        return {name: piece for name, piece in direct_pieces(conv).items() if name in call.names}
 
     strategies = [
         Strategy("columns", conv.multiply_adds * 1.3, by_columns),
@@ -411,19 +411,18 @@ def gradient_buffer(conv: Convolution) -> Tensor:
     return conv.weight.new_empty(first, conv.segments.num_units, out, math.prod(rest) * channels)
 
 
-def direct_gradients(conv: Convolution, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """(units, out, *kernel, in) by compiled sums over positions, and their moments along ``directions``."""
+def direct_gradients(conv: Convolution, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(units, out, *kernel, in) by compiled sums over positions; their moments; the bias's (units, out)."""
     shape, found = conv.geometry, []
     geometry = (*shape.kernel, *shape.stride, *shape.dilation, *shape.before)
     directions = directions.movedim(1, -1)
     for group in conv.segments.groups:
-        units = group.units.stop - group.units.start
         rows = conv.inputs[group.rows], conv.gradients[group.rows]
-        found.append(unit_filters(*rows, directions, units, geometry))
-    gradients, moments = zip(*found, strict=True)
+        found.append(unit_filters(*rows, directions, group.units.stop - group.units.start, geometry))
     if len(found) == 1:
-        return gradients[0], moments[0]
-    return torch.cat(gradients), torch.cat(moments, dim=1)
+        return found[0]
+    gradients, moments, shifts = zip(*found, strict=True)
+    return torch.cat(gradients), torch.cat(moments, dim=1), torch.cat(shifts)
 
 
 def offers_direct(conv: Convolution) -> bool:
@@ -435,9 +434,10 @@ def channels_second(gradient: Tensor) -> Tensor:
     return gradient.movedim(-1, 1)
 
 
-def direct_piece(conv: Convolution) -> Materialised:
-    gradients, moments = direct_gradients(conv, conv.weight)
-    return Materialised(gradients, moments[0].sum(dim=1), channels_second)
+def direct_pieces(conv: Convolution) -> dict[str, Piece]:
+    gradients, moments, shifts = direct_gradients(conv, conv.weight)
+    weight = Materialised(gradients, moments[0].sum(dim=1), channels_second)
+    return {"weight": weight, "bias": Materialised(shifts)}
 
 
 def columns_piece(conv: Convolution) -> ByKernelRow:

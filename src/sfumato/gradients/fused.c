@@ -212,10 +212,25 @@ static WIDE void one_unit(const struct convolution *k, const float *g, const flo
             }
 }
 
-/* Each unit's gradient of the filters, and while it is in cache its moments (3, units, filters). */
+/* The sum of g over positions, for a block of filters. */
+static WIDE void block_shifts(const float *restrict g, int64_t positions, int64_t stride, int64_t filters,
+                              float *restrict result) {
+    double total[CHANNELS] = {0};
+    for (int64_t first = 0; first < positions; first += POSITIONS) {
+        float sums[CHANNELS] = {0};
+        for (int64_t t = first; t < first + POSITIONS && t < positions; t++)
+            for (int64_t f = 0; f < filters; f++) sums[f] += g[t * stride + f];
+        for (int64_t f = 0; f < filters; f++) total[f] += sums[f];
+    }
+    for (int64_t f = 0; f < filters; f++) result[f] = (float)total[f];
+}
+
+/* Each unit's gradient of the filters, and while it is in cache its moments (3, units, filters); the
+ * gradient of the bias, (units, filters). */
 void unit_filters(const struct convolution *k, const float *g, const float *x, const float *directions,
-                  float *result, double *moments) {
-    int64_t outputs = k->views * k->height * k->width * k->filters;
+                  float *result, double *moments, float *shifts) {
+    int64_t positions = k->views * k->height * k->width;
+    int64_t outputs = positions * k->filters;
     int64_t inputs = k->views * k->in_height * k->in_width * k->channels;
     int64_t length = k->kernel_height * k->kernel_width * k->channels, count = k->units * k->filters;
 #pragma omp parallel for schedule(static)
@@ -227,6 +242,9 @@ void unit_filters(const struct convolution *k, const float *g, const float *x, c
             add_moments(own + f * length, directions + f * length, (size_t)length, total);
             for (int i = 0; i < 3; i++) moments[i * count + unit * k->filters + f] = total[i];
         }
+        for (int64_t f = 0; f < k->filters; f += CHANNELS)
+            block_shifts(g + unit * outputs + f, positions, k->filters, (int64_t)least(CHANNELS, k->filters - f),
+                         shifts + unit * k->filters + f);
     }
 }
 
@@ -234,8 +252,8 @@ void unit_filters(const struct convolution *k, const float *g, const float *x, c
 
 int has_unit_filters(void) { return 0; }
 void unit_filters(const struct convolution *k, const float *g, const float *x, const float *directions,
-                  float *result, double *moments) {
-    (void)k, (void)g, (void)x, (void)directions, (void)result, (void)moments;
+                  float *result, double *moments, float *shifts) {
+    (void)k, (void)g, (void)x, (void)directions, (void)result, (void)moments, (void)shifts;
 }
 
 #endif

@@ -111,8 +111,9 @@ def offers_unit_filters(inputs: Tensor, gradients: Tensor) -> bool:
 
 def unit_filters(
     inputs: Tensor, gradients: Tensor, directions: Tensor, num_units: int, geometry: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Each unit's gradient of a convolution's filters, and its moments as ``filter_moments`` gives them.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each unit's gradient of a convolution's filters, its moments as ``filter_moments`` has them, and the
+    gradient of the bias.
 
     Rows of a unit are neighbours, and as many for each. ``geometry`` is the kernel's size, stride, dilation
     and the zeros before the input, (y, x) each. The gradients are (units, filters, y, x, channels), in the
@@ -125,9 +126,12 @@ def unit_filters(
     sizes = [num_units, rows // num_units, *space, *in_space, filters, channels, *geometry]
     result = inputs.new_empty(num_units, filters, *geometry[:2], channels)
     moments = torch.empty(3, num_units, filters, dtype=torch.float64)
+    shifts = inputs.new_empty(num_units, filters)
     shape = torch.tensor(sizes, dtype=torch.int64)
-    _call(_compiled().unit_filters, shape, gradients, inputs, directions.contiguous(), result, moments)
-    return result, moments
+    _call(
+        _compiled().unit_filters, shape, gradients, inputs, directions.contiguous(), result, moments, shifts
+    )
+    return result, moments, shifts
 
 
 @cache

@@ -66,7 +66,7 @@ class Tape:
             gradients=(None,) * len(outputs),
         )
         call.versions = tuple(tensor._version for tensor in tensors_in(call.args, call.kwargs))
-        call.key = shape_key(call)
+        call.key = shape_key(call, claim.kind)
         if self.choices.needs_outputs(call.key) and getattr(type(module), "keeps_output", False):
             call.outputs = tuple(_detached(value) for value in outputs)
         for name in claim.parameters.values():
@@ -91,9 +91,8 @@ class Tape:
     def _watched(self, value: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
         """The output with a listener; where autograd has not begun yet, it begins here."""
         if not value.requires_grad:
-            root = value.detach().requires_grad_()
-            self.roots.append(root)
-            value = root.clone()  # an in-place activation may follow, and may not write into a leaf
+            self.roots.append(value.new_empty(0, requires_grad=True))
+            value = _Begun.apply(self.roots[-1], (value.detach(),))
         value.register_hook(arrived)
         return value
 
@@ -234,12 +233,24 @@ def row_losses(loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
         return torch.stack([one(tree_map(lambda v, i=i: v[i], outputs), targets[i]) for i in range(rows)])
 
 
+class _Begun(torch.autograd.Function):
+    """A layer's output as it is, from which on gradients are wanted; nothing is asked of its root."""
+
+    @staticmethod
+    def forward(ctx: Any, _root: Tensor, layer: tuple[Tensor]) -> Tensor:
+        return layer[0]  # in a tuple: to autograd the output is new, and may be written into
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        return None, None
+
+
 class _OnePass(torch.autograd.Function):
     """A layer's output as it is, with a backward pass of the layer's own."""
 
     @staticmethod
     def forward(ctx: Any, _inputs: Tensor, layer: tuple[Tensor, Callable[[Tensor], Tensor]]) -> Tensor:
-        output, ctx.passed = layer  # in a tuple: to autograd the output is new, and may be written into
+        output, ctx.passed = layer
         return output
 
     @staticmethod

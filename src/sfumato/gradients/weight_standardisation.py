@@ -56,11 +56,6 @@ class Filters:
     free: Tensor  # 1, or 0 where eps holds the filter
 
     @property
-    def rows(self) -> Tensor:
-        """The directions as a matrix, one row per output channel."""
-        return self.direction.flatten(1)
-
-    @property
     def fan_in(self) -> int:
         return self.direction[0].numel()
 
@@ -77,20 +72,29 @@ class Filters:
 
     def project(self, gradient: Tensor) -> Tensor:
         """From the gradient for the applied filters to the gradient for the weight."""
-        shape = (-1, *[1] * (gradient.dim() - 1))
-        flat, u = gradient.flatten(1), self.rows
-        along = self.free * (flat * u).sum(dim=1)
-        flat = flat - flat.mean(dim=1, keepdim=True) - u * along[:, None]
-        return flat.view_as(gradient) * self.slope.view(shape)
+        values, u = _of_filter(gradient), self.direction
+        along = (gradient * u).sum(dim=values, keepdim=True) * _spread(self.free, u)
+        return (gradient - gradient.mean(dim=values, keepdim=True) - u * along) * _spread(self.slope, u)
 
 
 def filters_of(weight: Tensor, gain: Tensor, eps: float) -> Filters:
     """The standardisation as ``WSConv2d`` applies it."""
-    centred = weight - weight.flatten(1).mean(dim=1).view(-1, *[1] * (weight.dim() - 1))
-    squares = centred.flatten(1).square().sum(dim=1)
+    values = _of_filter(weight)
+    centred = weight - weight.mean(dim=values, keepdim=True)
+    squares = centred.square().sum(dim=values)
     norms = squares.clamp(min=eps).sqrt()
-    direction = centred / norms.view(-1, *[1] * (weight.dim() - 1))
-    return Filters(direction, gain.flatten() / norms, (squares >= eps).to(weight.dtype))
+    return Filters(
+        centred / _spread(norms, weight), gain.flatten() / norms, (squares >= eps).to(weight.dtype)
+    )
+
+
+def _of_filter(weight: Tensor) -> tuple[int, ...]:
+    """The axes within a filter; all at once, so that no memory format is copied into another."""
+    return tuple(range(1, weight.dim()))
+
+
+def _spread(per_filter: Tensor, weight: Tensor) -> Tensor:
+    return per_filter.view(-1, *[1] * (weight.dim() - 1))
 
 
 def weight_standardised_rule(call: Call) -> list[Strategy]:
@@ -111,7 +115,7 @@ def weight_standardised_rule(call: Call) -> list[Strategy]:
         return _keep(call, {**bias_piece(call), **_gram_pieces(call, conv, filters)})
 
     def directly() -> dict[str, Piece]:
-        return _keep(call, {**bias_piece(call), **_direct_pieces(conv, filters)})
+        return _keep(call, _direct_pieces(conv, filters))
 
     strategies = [
         Strategy("columns", conv.multiply_adds * 1.3, by_columns),
@@ -130,11 +134,11 @@ def _keep(call: Call, pieces: dict[str, Piece]) -> dict[str, Piece]:
 
 
 def _direct_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
-    gradients, moments = direct_gradients(conv, filters.direction)
+    gradients, moments, shifts = direct_gradients(conv, filters.direction)
     weight = Materialised(
         gradients, filters.squared_norms(*moments), lambda total: filters.project(channels_second(total))
     )
-    return {"weight": weight, "gain": _gain(moments[2], conv)}
+    return {"weight": weight, "gain": _gain(moments[2], conv), "bias": Materialised(shifts)}
 
 
 def _columns_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
