@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from sfumato.features import head
 from sfumato.features.head import HeadSum, private_mean
+from sfumato.features.head_speed import bench_head
 from sfumato.randomness import SeededSource
 
 
@@ -134,3 +135,13 @@ def test_a_patient_with_many_images_moves_the_mean_no_further_than_one_with_one(
     released = private_mean(rows, noise_multiplier=1e-4, source=SeededSource(1), unit_index=units)
     assert released[0].item() == pytest.approx(0.5, abs=1e-3)
     assert private_mean(rows, noise_multiplier=1e-4, source=SeededSource(1))[0].item() > 0.9
+
+
+def test_the_bench_says_what_limits_it_and_how_near_it_comes():
+    few = bench_head(num_examples=3000, num_features=512, num_classes=2, batch_size=2000, rounds=1)
+    many = bench_head(num_examples=300, num_features=64, num_classes=2000, batch_size=300, rounds=1)
+    assert many["limited_by"] == "matrix products"  # 2,000 products for each number that is read
+    for result in (few, many):
+        bound = "gflops" if result["limited_by"] == "matrix products" else "gb_per_second"
+        best = "matmul_gflops" if bound == "gflops" else "bandwidth_gb_per_second"
+        assert result["share_of_limit"] == pytest.approx(result[bound] / result[best])

@@ -62,18 +62,32 @@ def gradients(
 @command.command()
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--num-examples", default=1_000_000, show_default=True, type=click.IntRange(1))
+@click.option("--num-features", default=2048, show_default=True, type=click.IntRange(1))
+@click.option("--num-classes", default=1000, show_default=True, type=click.IntRange(2))
 @click.option("--batch-size", default=262_144, show_default=True, type=click.IntRange(1))
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def head(rounds: int, num_examples: int, batch_size: int, as_json: bool) -> None:
-    """A linear head on 2,048 features beside the machine's memory and arithmetic."""
+def head(
+    rounds: int, num_examples: int, num_features: int, num_classes: int, batch_size: int, as_json: bool
+) -> None:
+    """A linear head beside the machine's memory and arithmetic, and which of them limits it.
+
+    The features fill 8 GB unless there are fewer examples.
+    """
     from sfumato.features.head_speed import bench_head
 
-    result = bench_head(num_examples=num_examples, batch_size=batch_size, rounds=rounds)
+    result = bench_head(
+        num_examples=num_examples,
+        num_features=num_features,
+        num_classes=num_classes,
+        batch_size=min(batch_size, num_examples),
+        rounds=rounds,
+    )
     if as_json:
         echo_json(result)
         return
     for name, value in result.items():
-        click.echo(f"  {name:26s} {value:10.3f}")
+        shown = value if isinstance(value, str) else f"{value:.3f}"
+        click.echo(f"  {name:26s} {shown:>16s}")
 
 
 @command.command()

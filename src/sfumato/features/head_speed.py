@@ -17,11 +17,12 @@ def bench_head(
     num_classes: int = 1000,
     batch_size: int = 262_144,
     rounds: int = 3,
-) -> dict[str, float]:
+) -> dict[str, float | str]:
     """Seconds of one clipped sum over a batch as in tables 21-22 of De et al. 2022, and the two limits.
 
-    ``share_of_limit`` is the time that reading the batch once at the measured bandwidth, or multiplying at
-    the measured speed, would take at least, over the time that was taken. Medians of interleaved rounds.
+    ``share_of_limit`` is the time that reading the batch once at the measured bandwidth, or its two matrix
+    products at the measured speed, would take at least, over the time that was taken; ``limited_by`` says
+    which of the two takes longer. Medians of interleaved rounds.
     """
     generator = torch.Generator().manual_seed(0)
     rows = torch.empty(num_examples, num_features)
@@ -40,14 +41,15 @@ def bench_head(
     step, product, read = (sorted(times)[rounds // 2] for times in (steps, products, reads))
     flops = 4.0 * batch_size * num_features * num_classes  # two products
     matmul_speed, bandwidth = 2.0 * 2048**3 / product, 4.0 * batch_size * num_features / read
-    limit = max(flops / matmul_speed, 4.0 * batch_size * num_features / bandwidth)
+    arithmetic, memory = flops / matmul_speed, 4.0 * batch_size * num_features / bandwidth
     return {
         "seconds_per_step": step,
         "gflops": flops / step / 1e9,
         "matmul_gflops": matmul_speed / 1e9,
+        "gb_per_second": 4.0 * batch_size * num_features / step / 1e9,
         "bandwidth_gb_per_second": bandwidth / 1e9,
-        "read_gb_per_second": 4.0 * batch_size * num_features / step / 1e9,
-        "share_of_limit": limit / step,
+        "limited_by": "matrix products" if arithmetic > memory else "memory bandwidth",
+        "share_of_limit": max(arithmetic, memory) / step,
     }
 
 
