@@ -45,8 +45,8 @@ def test_channel_sums_are_those_of_float64(shape, seed):
 def test_group_norm_backward_equals_autograd_row_by_row(shape, groups, offset, seed):
     torch.manual_seed(seed)
     rows, channels, *space = shape
-    if channels * math.prod(space) == 1:
-        return  # a group of one value has no spread
+    if channels * math.prod(space) < 8:
+        return  # of so few values a normalised gradient is mostly rounding
     x = images(rows, channels * groups, *space, offset=offset)
     g = images(rows, channels * groups, *space)
     weight = torch.rand(channels * groups) + 0.5
@@ -89,7 +89,7 @@ def test_filter_moments_are_those_of_float64(parts, units, filters, length, seed
 @given(
     units=st.integers(1, 4),
     views=st.integers(1, 3),
-    channels=st.sampled_from([16, 32, 48, 80]),
+    channels=st.integers(16, 90),
     filters=st.integers(1, 14),
     size=st.tuples(st.integers(1, 11), st.integers(1, 11)),
     kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),

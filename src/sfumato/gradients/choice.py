@@ -18,7 +18,8 @@ from sfumato.gradients.claims import Claim
 from sfumato.gradients.piece import Piece
 from sfumato.memory import bytes_per_row, free_memory, rows_in_memory
 
-ROUNDS = 2
+ROUNDS = 3
+BYTES_WORTH_A_SECOND = 1e10  # memory kept until the factors are known has its price
 
 
 @dataclass
@@ -68,9 +69,11 @@ class Choices:
         for _ in range(ROUNDS):  # interleaved, so that a busy moment does not decide
             for strategy in strategies:
                 began = _now()
-                for piece in strategy.pieces().values():
+                pieces = strategy.pieces().values()
+                for piece in pieces:
                     piece.weighted_sum(torch.ones_like(piece.squared_norms))
-                seconds[strategy.name] = min(seconds[strategy.name], _now() - began)
+                held = sum(piece.held_bytes for piece in pieces) / BYTES_WORTH_A_SECOND
+                seconds[strategy.name] = min(seconds[strategy.name], _now() - began + held)
         return min(seconds, key=seconds.__getitem__)
 
 

@@ -119,6 +119,10 @@ class ByUnit:
     squared_norms: Tensor
     finish: Callable[[Tensor], Tensor] | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        return sum(gradient.nbytes for gradient in self.gradients)
+
     def weighted_sum(self, factors: Tensor) -> Tensor:
         total = torch.zeros_like(self.gradients[0])
         for gradient, factor in zip(self.gradients, factors.tolist(), strict=True):
@@ -245,6 +249,10 @@ class ByKernelRow:
     squared_norms: Tensor
     shape: torch.Size
     finish: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        return self.gradients.nbytes
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         total = self._in_shape(torch.stack([weighted_sum(part, factors) for part in self.gradients]))

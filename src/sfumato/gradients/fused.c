@@ -200,16 +200,19 @@ static inline __attribute__((always_inline)) WIDE void tile(const struct convolu
 
 /* One unit's filters, (filters, kernel height, kernel width, channels). */
 static WIDE void one_unit(const struct convolution *k, const float *g, const float *x, float *result) {
-    int64_t taps = k->kernel_height * k->kernel_width;
-    for (int64_t c = 0; c < k->channels; c += LANES * BROAD)
+    int64_t taps = k->kernel_height * k->kernel_width, broad;
+    for (int64_t c = 0; c < k->channels; c += broad * LANES) {
+        broad = (int64_t)least(BROAD, (k->channels - c) / LANES);
+        if (broad == 0) c = k->channels - LANES, broad = 1; /* what is left, and some channels once more */
         for (int64_t f = 0; f < k->filters; f += TALL)
             for (int64_t tap = 0; tap < taps; tap++) {
                 int64_t tap_y = tap / k->kernel_width, tap_x = tap % k->kernel_width;
                 float *place = result + (f * taps + tap) * k->channels + c;
-                switch (least(TALL, k->filters - f) * 8 + least(BROAD, (k->channels - c) / LANES)) {
+                switch (least(TALL, k->filters - f) * 8 + broad) {
                     CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6)
                 }
             }
+    }
 }
 
 /* The sum of g over positions, for a block of filters. */

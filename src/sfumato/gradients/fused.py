@@ -104,7 +104,7 @@ def filter_moments(filters: Tensor, directions: Tensor) -> Tensor:
 def offers_unit_filters(inputs: Tensor, gradients: Tensor) -> bool:
     """Whether ``unit_filters`` can take these images on this machine."""
     library = _library(inputs, gradients)
-    if library is None or inputs.dim() != 4 or inputs.shape[1] % 16:
+    if library is None or inputs.dim() != 4 or inputs.shape[1] < 16:  # the lanes of a vector
         return False
     return bool(library.has_unit_filters())
 
@@ -127,11 +127,10 @@ def unit_filters(
     result = inputs.new_empty(num_units, filters, *geometry[:2], channels)
     moments = torch.empty(3, num_units, filters, dtype=torch.float64)
     shifts = inputs.new_empty(num_units, filters)
+    found = (result, moments, shifts)
     shape = torch.tensor(sizes, dtype=torch.int64)
-    _call(
-        _compiled().unit_filters, shape, gradients, inputs, directions.contiguous(), result, moments, shifts
-    )
-    return result, moments, shifts
+    _call(_compiled().unit_filters, shape, gradients, inputs, directions.contiguous(), *found)
+    return found
 
 
 @cache

@@ -21,6 +21,11 @@ class Piece(Protocol):
 
     squared_norms: Tensor  # (units,), float64
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it keeps for its sum, beside what the forward pass keeps anyway."""
+        ...
+
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Sum over units of factor * gradient, in the parameter's shape."""
         ...
@@ -59,6 +64,10 @@ class Materialised:
         total = weighted_sum(self.gradients, factors)
         return total if self.finish is None else self.finish(total)
 
+    @property
+    def held_bytes(self) -> int:
+        return self.gradients.nbytes
+
     def per_unit(self) -> Tensor:
         """Each unit's gradient of the parameter, (units, *parameter shape)."""
         if self.finish is None:
@@ -72,6 +81,10 @@ class Deferred:
 
     squared_norms: Tensor
     form_sum: Callable[[Tensor], Tensor]
+
+    @property
+    def held_bytes(self) -> int:
+        return 0
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         return self.form_sum(factors)

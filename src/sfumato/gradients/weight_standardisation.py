@@ -83,9 +83,8 @@ def filters_of(weight: Tensor, gain: Tensor, eps: float) -> Filters:
     centred = weight - weight.mean(dim=values, keepdim=True)
     squares = centred.square().sum(dim=values)
     norms = squares.clamp(min=eps).sqrt()
-    return Filters(
-        centred / _spread(norms, weight), gain.flatten() / norms, (squares >= eps).to(weight.dtype)
-    )
+    free = (squares >= eps).to(weight.dtype)
+    return Filters(centred / _spread(norms, weight), gain.flatten() / norms, free)
 
 
 def _of_filter(weight: Tensor) -> tuple[int, ...]:
