@@ -21,27 +21,19 @@ import torch
 from torch import Tensor
 
 from sfumato.gradients.call import Call, Strategy
+from sfumato.gradients.columns import ByKernelRow, gradient_buffer, unit_gradients
 from sfumato.gradients.convolution import (
-    ByKernelRow,
     ByUnit,
-    Convolution,
-    Geometry,
     bias_piece,
     by_library,
     channels_second,
-    deferred_sum,
     direct_gradients,
-    gradient_buffer,
-    gram_multiply_adds,
-    gram_pays,
-    gram_products,
     memory_order,
     offers_direct,
-    operands,
-    pad,
-    unit_gradients,
 )
 from sfumato.gradients.fused import channel_sums, filter_moments, position_products
+from sfumato.gradients.gram import deferred_sum, gram_multiply_adds, gram_pays, gram_products
+from sfumato.gradients.operands import Convolution, Geometry, operands, pad
 from sfumato.gradients.piece import Deferred, Materialised, Piece
 
 MAX_BIAS_TO_GAIN = 10.0  # beyond it, <G, u> read off the layer's output loses digits to the bias

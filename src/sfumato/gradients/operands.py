@@ -1,0 +1,99 @@
+"""The operands of a convolution and its library call: what all strategies share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sfumato.gradients.call import Call
+from sfumato.gradients.segments import Segments
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a convolution looks: one entry per spatial dimension."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]  # zeros put before and after the input
+    after: tuple[int, ...]
+    groups: int
+
+    @property
+    def even(self) -> bool:
+        """The same padding on both sides, as the library's calls take it."""
+        return self.before == self.after
+
+    def unpadded(self) -> Geometry:
+        nothing = (0,) * len(self.kernel)
+        return Geometry(self.kernel, self.stride, self.dilation, nothing, nothing, self.groups)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The operands of one convolution: rows of inputs, output gradients, and the weight's shape."""
+
+    inputs: Tensor  # (rows, in_channels, *space)
+    gradients: Tensor  # (rows, out_channels, *out_space)
+    weight: Tensor
+    geometry: Geometry
+    segments: Segments
+
+    @property
+    def multiply_adds(self) -> float:
+        """Of one weight gradient over all rows."""
+        return self.gradients.numel() * self.weight[0].numel()
+
+
+def geometry_of(module: nn.Module, space: tuple[int, ...]) -> Geometry:
+    """Geometry of an ``nn.Conv*d`` for an input of this size."""
+    if module.padding == "same":
+        total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        before = tuple(value // 2 for value in total)
+        after = tuple(value - value // 2 for value in total)
+    else:
+        before = after = (0,) * len(space) if module.padding == "valid" else tuple(module.padding)
+    return Geometry(module.kernel_size, module.stride, module.dilation, before, after, module.groups)
+
+
+def operands(call: Call, geometry: Geometry, padding_mode: str = "zeros") -> Convolution:
+    """The call as a convolution over rows; borders that are not zeros are made part of the input."""
+    inputs, gradients = call.input, call.gradient
+    if padding_mode != "zeros":
+        inputs, geometry = pad(inputs, geometry, padding_mode), geometry.unpadded()
+    dtype = torch.promote_types(call.module.weight.dtype, gradients.dtype)
+    return Convolution(
+        inputs.to(dtype), gradients.to(dtype), call.module.weight.detach().to(dtype), geometry, call.segments
+    )
+
+
+def pad(inputs: Tensor, geometry: Geometry, mode: str = "constant") -> Tensor:
+    """The inputs with their borders, for what cannot pad by itself."""
+    if not any(geometry.before) and not any(geometry.after):
+        return inputs
+    pairs = zip(reversed(geometry.before), reversed(geometry.after), strict=True)
+    return F.pad(inputs, [value for pair in pairs for value in pair], mode=mode)
+
+
+def weight_gradient(inputs: Tensor, gradients: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """The library's weight gradient, summed over all rows."""
+    if not geometry.even:
+        inputs, geometry = pad(inputs, geometry), geometry.unpadded()
+    no_shift = [0] * len(geometry.kernel)
+    return torch.ops.aten.convolution_backward(
+        gradients,
+        inputs,
+        weight,
+        None,
+        geometry.stride,
+        geometry.before,
+        geometry.dilation,
+        False,
+        no_shift,
+        geometry.groups,
+        [False, True, False],
+    )[1]
