@@ -99,7 +99,8 @@ def test_a_release_is_loaded_without_the_public_weights_it_began_with(
     model = sfumato.create_model(name, num_classes=3, pretrained=False, **built)
     config = {"model": {"name": name, "options": recorded}, "classes": list(CLASSES), "image_size": 32}
     config |= {"channels": 3, "mean": [0.0], "std": [1.0], "fit": "pad", "data": "shades"}
-    write_release(tmp_path / "release", model=model, config=config, privacy={}, card="")
+    privacy = {"epsilon": None, "delta": None, "unit": "image", "releasable": False, "statement": "none"}
+    write_release(tmp_path / "release", model=model, config=config, privacy=privacy, card="")
 
     def missing():
         raise ModelError("pretrained-not-installed", "there is no such package")
@@ -128,6 +129,17 @@ def change(path, **values):
         lambda folder: (folder / "model.safetensors").write_bytes(b"\x80\x04cos\nsystem"),
         lambda folder: (folder / "model.safetensors").unlink(),
         lambda folder: (folder / "privacy.json").unlink(),
+        lambda folder: (folder / "privacy.json").write_text("{}"),
+        lambda folder: change(folder / "privacy.json", epsilon="small"),
+        lambda folder: change(folder / "privacy.json", releasable=None),
+        lambda folder: change(folder / "config.json", classes=[1, 2, 3]),
+        lambda folder: change(folder / "config.json", image_size=-3),
+        lambda folder: change(folder / "config.json", mean=["x"]),
+        lambda folder: change(folder / "config.json", std=[0.0]),
+        lambda folder: change(folder / "config.json", fit="zap"),
+        lambda folder: change(folder / "config.json", data=None),
+        lambda folder: change(folder / "config.json", model={"name": "resnet10", "options": {}}),
+        lambda folder: change(folder / "config.json", model={"name": "resnet9", "options": {"width": 10**9}}),
     ],
 )
 def test_a_release_that_does_not_fit_is_refused(release, spoil):

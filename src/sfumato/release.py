@@ -7,11 +7,12 @@ not fit is refused.
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sfumato.data.decode import decode_image
-from sfumato.errors import DataError, ModelError, RunError
+from sfumato.data.decode import Fit, decode_image
+from sfumato.errors import ConfigError, DataError, ModelError, RunError
 from sfumato.evaluation import predict_logits
 from sfumato.models import create_model, find_variant
 from sfumato.state import replacing, sync_folder, write_json, write_text
@@ -119,9 +120,11 @@ def load(path: str | Path, *, model: nn.Module | None = None) -> ReleasedModel:
     """
     folder = find_release(Path(path))
     weights, config, privacy = read_release(folder)
-    network = model if model is not None else build_model(config)
     try:
+        network = model if model is not None else build_model(config)
         network.load_state_dict(weights)
+    except ConfigError as error:  # a name or option that this version does not have
+        raise _bad_release(folder, f"{CONFIG} describes no model: {error.what}") from error
     except RuntimeError as error:
         raise _bad_release(folder, f"{WEIGHTS} does not fit: {error}") from error
     return ReleasedModel(
@@ -133,6 +136,7 @@ def read_release(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[
     """Weights, config and privacy of a release folder, as they are stored."""
     config, privacy = _read_json(folder / CONFIG), _read_json(folder / PRIVACY)
     _check_config(config, folder)
+    _check_privacy(privacy, folder)
     try:
         return load_file(folder / WEIGHTS), config, privacy
     except (OSError, SafetensorError) as error:
@@ -172,25 +176,58 @@ def build_model(config: Mapping[str, Any]) -> nn.Module:
     )
 
 
-_CONFIG_TYPES: dict[str, type | tuple[type, ...]] = {
-    "model": dict,
-    "classes": list,
-    "image_size": int,
-    "channels": int,
-    "mean": list,
-    "std": list,
-    "fit": str,
+def _is_size(value: object) -> bool:
+    return type(value) is int and 1 <= value <= 4096
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(map(_is_number, value))
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(name, str) for name in value)
+
+
+def _is_model(value: object) -> bool:
+    return isinstance(value, dict) and "name" in value and isinstance(value.get("options"), dict)
+
+
+_CONFIG_CHECKS: dict[str, Callable[[object], bool]] = {
+    "model": _is_model,
+    "classes": _are_names,
+    "image_size": _is_size,
+    "channels": _is_size,
+    "mean": _are_numbers,
+    "std": lambda value: _are_numbers(value) and min(value) > 0,
+    "fit": lambda value: value in get_args(Fit),
+    "data": lambda value: isinstance(value, str),
+}
+_PRIVACY_CHECKS: dict[str, Callable[[object], bool]] = {
+    "epsilon": lambda value: value is None or _is_number(value),
+    "delta": lambda value: value is None or _is_number(value),
+    "unit": lambda value: isinstance(value, str),
+    "releasable": lambda value: isinstance(value, bool),
+    "statement": lambda value: isinstance(value, str),
 }
 
 
 def _check_config(config: Mapping[str, Any], folder: Path) -> None:
     if config.get("format") != FORMAT:
         raise _bad_release(folder, f"its format is {config.get('format')!r}, this version reads {FORMAT}")
-    for key, kind in _CONFIG_TYPES.items():
-        if not isinstance(config.get(key), kind):
+    for key, usable in _CONFIG_CHECKS.items():
+        if not usable(config.get(key)):
             raise _bad_release(folder, f"{CONFIG} has no usable {key}")
-    if not {"name", "options"} <= set(config["model"]) or not isinstance(config["model"]["options"], dict):
-        raise _bad_release(folder, f"{CONFIG} does not describe a model")
+
+
+def _check_privacy(privacy: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a guarantee that cannot be read: a model without one must say so."""
+    for key, usable in _PRIVACY_CHECKS.items():
+        if key not in privacy or not usable(privacy[key]):
+            raise _bad_release(folder, f"{PRIVACY} has no usable {key}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
