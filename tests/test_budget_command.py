@@ -86,6 +86,8 @@ def test_neighbours_full_batches_and_discrete_noise_are_accounted(solved):
         ((), {"noise_multiplier": 0}, "noise-out-of-range", 2),
         ((), {"leave_out": "batch-size", "epsilon": 1e-6}, "impossible-budget", 2),
         (("--accountant", "pld", "--tuning-runs", "4"), {}, "needs-rdp", 2),
+        (("--plot", "budget.xyz"), {}, "bad-plot-file", 2),
+        (("--plot", "/proc/nowhere/budget.png"), {}, "bad-plot-file", 2),
     ],
 )
 def test_what_cannot_be_solved_is_a_coded_error(extra, changes, code, exit_code):
@@ -93,6 +95,13 @@ def test_what_cannot_be_solved_is_a_coded_error(extra, changes, code, exit_code)
         budget(*extra, **changes)
     assert caught.value.code == code
     assert caught.value.exit_code == exit_code
+
+
+def test_millions_of_steps_are_bounded_at_once_and_from_above():
+    few = budget(num_steps=1_000_000, noise_multiplier=100, batch_size=100)
+    many = budget(num_steps=1_000_001, noise_multiplier=100, batch_size=100)
+    assert few["epsilon"] < many["epsilon"] < 1.2 * few["epsilon"]  # from here on by the looser accountant
+    assert budget(num_steps=10**13, noise_multiplier=1e6, batch_size=100)["epsilon"] > 0
 
 
 def test_a_large_delta_can_be_forced():

@@ -194,6 +194,11 @@ class BatchNormNet(SmallNet):
         ({"model__options": {"width": 4, "norm": "batch"}}, None, PrivacyError, "mixes-examples"),
         ({"training__optimizer": "Adan"}, None, ConfigError, "unknown-optimizer"),
         ({"performance__device": "abacus"}, None, ConfigError, "no-device"),
+        ({"data__mean": [0.5, 0.5]}, None, ConfigError, "bad-normalisation"),
+        ({"data__std": [0.0]}, None, ConfigError, "bad-normalisation"),
+        ({"data__mean": []}, None, ConfigError, "bad-normalisation"),
+        ({"model__options": {"width": 400_000}}, None, ConfigError, "model-too-large"),
+        ({"model__name": "patches", "model__options": {}}, None, ConfigError, "no-features-section"),
         ({}, BatchNormNet, PrivacyError, "mixes-examples"),
     ],
 )

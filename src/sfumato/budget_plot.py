@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sfumato import accounting
 from sfumato.accounting import SampledGaussian
+from sfumato.errors import ConfigError
 from sfumato.privacy import Plan
 from sfumato.statement import round_up
 
@@ -91,6 +92,8 @@ def plot_budget(plan: Plan, path: Path) -> BatchCurve:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise ConfigError("bad-plot-file", f"{path} is neither .png nor .svg.", fix="Give one of the two.")
     curve = batch_curve(plan)
     figure = Figure(figsize=(13.5, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -102,8 +105,13 @@ def plot_budget(plan: Plan, path: Path) -> BatchCurve:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(True, which="major", color="#d9dee3", linewidth=0.6)
         axes.set_axisbelow(True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise ConfigError(
+            "bad-plot-file", f"{path} could not be written: {error.strerror or error}.", fix="Choose another."
+        ) from error
     return curve
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from sfumato.beginning import Beginning, find_beginning, normalisation, with_input_size
 from sfumato.checkpoint import take_over
 from sfumato.data import DataSplits, ImageSet, carve_validation, load_data
+from sfumato.data.augmentation import check_normalisation
 from sfumato.doctor import Finding, check_model, examine_data, examine_plan, examine_surroundings
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.features.cache import OnProgress
@@ -123,6 +124,7 @@ def prepare(
     first stage of a recipe with [pretraining]. ``watcher`` is told how far the computation of features is.
     """
     splits = data if data is not None else load_splits(recipe.data)
+    check_normalisation(recipe.data.mean, recipe.data.std, channels=splits.train.images.shape[1])
     check_steering(recipe, splits)
     checkpoint, beginning = find_beginning(recipe, splits, pretrained=pretrained, own_model=model is not None)
     units = group_units(recipe, splits.train)

@@ -57,6 +57,24 @@ def test_an_unknown_name_suggests_the_nearest(wrong: str, right: str) -> None:
         create_model(wrong, num_classes=10)
 
 
+def test_a_model_that_cannot_fit_is_refused_before_memory_is_taken() -> None:
+    for options in ({"width": 10**6}, {"width": 10**9}, {"width": 10**15}):
+        with pytest.raises(ConfigError, match="model-too-large"):
+            create_model("resnet9", num_classes=10, **options)
+    with pytest.raises(ConfigError, match="model-too-large"):
+        create_model("lenet", num_classes=10**12)
+
+
+def test_sizing_a_model_draws_nothing() -> None:
+    torch.manual_seed(0)
+    first = create_model("resnet9", num_classes=3, width=8).state_dict()
+    torch.manual_seed(0)
+    plain = find_variant("resnet9").build(num_classes=3, in_channels=3, width=8).state_dict()
+    assert all(torch.equal(first[name], value) for name, value in plain.items())
+    other = find_variant("resnet9").build(num_classes=3, in_channels=3, width=8).state_dict()
+    assert not all(torch.equal(first[name], value) for name, value in other.items())
+
+
 def test_groups_that_were_asked_for_are_there_or_refused() -> None:
     with pytest.raises(ConfigError, match=r"bad-groups.*groups=3 does not divide the 64 channels"):
         create_model("resnet9", num_classes=10, groups=3)

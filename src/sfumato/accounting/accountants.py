@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 _HOPELESS = 300.0
+_MOST_COMPOSED_STEPS = 1_000_000
 _DISCRETE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
 
 
@@ -27,7 +28,12 @@ def needs_rdp(events: Sequence[Event]) -> bool:
 
 
 def is_hopeless(events: tuple[Event, ...], neighbouring: Neighbouring, *, group_size: int = 1) -> bool:
-    """Whether ε is in the hundreds, its loss distribution not worth its memory; RDP bounds it then."""
+    """Whether ε is in the hundreds or the steps in the millions; RDP bounds them then.
+
+    The loss distribution is not worth its memory in the first case, nor minutes of work in the second.
+    """
+    if sum(event.num_steps for event in events if event.sampling_rate < 1) > _MOST_COMPOSED_STEPS:
+        return True
     if group_size > 1:
         events = tuple(
             replace(event, noise_multiplier=event.noise_multiplier / group_size) for event in events

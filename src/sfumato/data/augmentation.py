@@ -28,15 +28,23 @@ def normalisation_for(name: str, channels: int) -> tuple[tuple[float, ...], tupl
     return mean, std
 
 
-def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """uint8 images (B, C, H, W) as float32 ``(pixel / 255 - mean) / std``, channel by channel."""
-    channels = images.shape[1]
-    if len(mean) not in (1, channels) or len(std) not in (1, channels) or min(std) <= 0:
+def check_normalisation(mean: Sequence[float] | None, std: Sequence[float] | None, *, channels: int) -> None:
+    """Refuse constants that do not fit the images; None stands for those that do."""
+    fit = all(values is None or len(values) in (1, channels) for values in (mean, std))
+    if not fit or (std is not None and min(std) <= 0):
+        shown = " and ".join(
+            f"{name} {list(values)}" for name, values in (("mean", mean), ("std", std)) if values is not None
+        )
         raise ConfigError(
             "bad-normalisation",
-            f"mean {tuple(mean)} and std {tuple(std)} do not fit {channels} channels.",
-            fix="Give one positive std and one mean per channel, or one for all.",
+            f"{shown} cannot normalise images of {channels} channel{'s' if channels > 1 else ''}.",
+            fix="Give one mean and one positive std per channel, or one for all.",
         )
+
+
+def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 images (B, C, H, W) as float32 ``(pixel / 255 - mean) / std``, channel by channel."""
+    check_normalisation(mean, std, channels=images.shape[1])
     shift = torch.tensor(mean, dtype=torch.float32, device=images.device).view(1, -1, 1, 1)
     scale = torch.tensor(std, dtype=torch.float32, device=images.device).view(1, -1, 1, 1)
     # copy=True: what arrives as float32 already must not be changed in the caller's hands.

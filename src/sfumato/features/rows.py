@@ -137,6 +137,15 @@ def closed_form_sums(
 def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int, delta: float) -> Recipe:
     """The recipe with what its images and its budget determine; unchanged if it has no [features]."""
     if recipe.features is None:
+        from sfumato.models import list_feature_heads
+
+        if recipe.model.name in list_feature_heads():
+            raise ConfigError(
+                "no-features-section",
+                f"the recipe has no [features] section, but the features of {recipe.model.name} are fixed.",
+                why="They are fitted on generated images and computed once, as that section says.",
+                fix="Begin with one of the recipes fast/*, for example --recipe fast/patches.",
+            )
         return recipe
     return with_budget_settings(with_image_size(recipe, train), num_units=num_units, delta=delta)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
 
 from sfumato.errors import ConfigError, did_you_mean
+from sfumato.memory import free_memory
 from sfumato.models import (
     densenet,
     efficientnet,
@@ -88,10 +91,32 @@ def create_model(name: str, *, num_classes: int, in_channels: int = 3, **options
             fix="Both must be at least 1.",
         )
     settings = {**variant.settings, **chosen}
-    model = variant.build(num_classes=num_classes, in_channels=in_channels, **settings)
+    model = _built(name, variant, num_classes=num_classes, in_channels=in_channels, settings=settings)
     if "groups" in chosen and settings.get("norm", known.get("norm")) == "group":
         _check_groups(name, model, chosen["groups"])
     return model
+
+
+def _built(
+    name: str, variant: Variant, *, num_classes: int, in_channels: int, settings: Mapping[str, object]
+) -> nn.Module:
+    """The model; one that cannot fit in memory is refused before a byte is taken."""
+    arguments = {"num_classes": num_classes, "in_channels": in_channels, **settings}
+    try:
+        with torch.device("meta"):  # shapes only
+            draft = variant.build(**arguments)
+        needed = sum(value.numel() * value.element_size() for value in draft.state_dict().values())
+    except (RuntimeError, OverflowError):  # not even the sizes can be written down
+        needed = math.inf
+    free = free_memory(torch.device("cpu"))
+    if needed > free:
+        size = f"{needed / 2**30:,.1f} GiB" if math.isfinite(needed) else "beyond all sizes"
+        raise ConfigError(
+            "model-too-large",
+            f"{name} with these options would be {size}; {free / 2**30:,.1f} GiB are free.",
+            fix="Choose a smaller width, depth or number of classes.",
+        )
+    return variant.build(**arguments)
 
 
 def _check_groups(name: str, model: nn.Module, groups: int) -> None:
