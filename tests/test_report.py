@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
 
 from sfumato.charts import Series, bar_chart, confusion_chart, line_chart
-from sfumato.errors import RunError
+from sfumato.errors import RunError, SfumatoError
 from sfumato.report import read_run, render, write_report
 from sfumato.run import train
 from small_runs import small_recipe, small_splits
@@ -91,6 +92,26 @@ def test_a_folder_that_is_no_run_is_told_so(runs, tmp_path):
         assert caught.value.code == "no-run"
         assert "resume" not in caught.value.fix  # there is nothing to go on with
     write_report([runs / "private"], tmp_path / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "code"),
+    [
+        ("release/privacy.json", "{}", "bad-release"),
+        ("release/config.json", "[]", "bad-release"),
+        ("metrics.jsonl", "{", "damaged-run"),
+        ("scores.json", "", "damaged-run"),
+        ("environment.json", None, "damaged-run"),
+    ],
+)
+def test_a_damaged_run_is_named_and_not_drawn(runs, tmp_path, file, text, code):
+    copy = shutil.copytree(runs / "private", tmp_path / "copy")
+    write_report([copy], tmp_path / "whole.html")
+    (copy / file).unlink() if text is None else (copy / file).write_text(text)
+    with pytest.raises(SfumatoError) as caught:
+        write_report([copy], tmp_path / "report.html")
+    assert caught.value.code == code
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_an_unfinished_run_has_no_report(runs, tmp_path):

@@ -134,13 +134,19 @@ def load(path: str | Path, *, model: nn.Module | None = None) -> ReleasedModel:
 
 def read_release(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
     """Weights, config and privacy of a release folder, as they are stored."""
-    config, privacy = _read_json(folder / CONFIG), _read_json(folder / PRIVACY)
-    _check_config(config, folder)
-    _check_privacy(privacy, folder)
+    config, privacy = read_description(folder)
     try:
         return load_file(folder / WEIGHTS), config, privacy
     except (OSError, SafetensorError) as error:
         raise _bad_release(folder, f"{WEIGHTS} cannot be read: {error}") from error
+
+
+def read_description(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Config and privacy of a release folder, checked: whoever reads them finds every key that is shown."""
+    config, privacy = _read_json(folder / CONFIG), _read_json(folder / PRIVACY)
+    _check_config(config, folder)
+    _check_privacy(privacy, folder)
+    return config, privacy
 
 
 def find_release(path: Path) -> Path:

@@ -18,6 +18,7 @@ from sfumato.charts import Series, bar_chart, confusion_chart, line_chart
 from sfumato.errors import RunError
 from sfumato.model_card import headline
 from sfumato.recipe import Recipe
+from sfumato.release import read_description
 from sfumato.run_folder import RunFolder
 from sfumato.state import write_text
 from sfumato.statement import round_up
@@ -58,6 +59,13 @@ def read_run(path: Path) -> RunRecord:
     if not folder.recipe.is_file():
         raise RunError("no-run", f"{path} is not a run", fix="Give the folder of a run: runs/NAME.")
     recipe = folder.stored_recipe()
+    if not folder.release.is_dir():
+        raise RunError(
+            "not-finished",
+            f"{path} is not a finished run",
+            fix=f"Finish it: sfumato train --resume --out {path}",
+        )
+    config, privacy = read_description(folder.release)
     try:
         lines = folder.metrics.read_text(encoding="utf-8").splitlines() if folder.metrics.exists() else []
         scores_file = folder.scores(sensitive=False)
@@ -66,15 +74,15 @@ def read_run(path: Path) -> RunRecord:
             recipe=recipe,
             metrics=[json.loads(line) for line in lines],
             environment=_json(folder.environment),
-            config=_json(folder.release / "config.json"),
-            privacy=_json(folder.release / "privacy.json"),
+            config=config,
+            privacy=privacy,
             scores=_json(scores_file) if scores_file.exists() else None,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
-            "not-finished",
-            f"{path} is not a finished run: {error}",
-            fix=f"Finish it: sfumato train --resume --out {path}",
+            "damaged-run",
+            f"{path}: a record cannot be read: {error}",
+            fix=f"Restore the file, or write the records anew: sfumato train --resume --out {path}",
         ) from error
 
 
