@@ -143,7 +143,7 @@ struct convolution {
 
 #define WIDE __attribute__((target("arch=x86-64-v4")))
 typedef float lanes __attribute__((vector_size(64), aligned(4)));
-enum { LANES = 16, TALL = 6, BROAD = 4, FLUSH = 512 }; /* 6 x 4 vectors of sums fill the registers */
+enum { LANES = 16, TALL = 6, BROAD = 4, NEAR = 1024 }; /* 6 x 4 vectors of sums fill the registers */
 
 int has_unit_filters(void) { return __builtin_cpu_supports("x86-64-v4"); }
 
@@ -154,61 +154,61 @@ static void inside(int64_t count, int64_t size, int64_t stride, int64_t offset, 
     while (*last > *first && (*last - 1) * stride + offset >= size) --*last;
 }
 
-/* result[f, c] = sum over views and positions of g[f] * x[c] at kernel offset (y, x), for `tall` filters and
- * `broad` vectors of channels. Long sums are handed over to memory in between, to be added there. */
+/* Add to result[f, c] the sum of g[f] * x[c] at one offset of the kernel, over the lines from `first` to `last`
+ * of all views, for `tall` filters and `broad` vectors of channels but for the first channels that are `known`. */
 static inline __attribute__((always_inline)) WIDE void tile(const struct convolution *k, const float *g,
-                                                            const float *x, int64_t tap_y, int64_t tap_x,
+                                                            const float *x, int64_t first, int64_t last,
+                                                            int64_t tap_y, int64_t tap_x, int64_t known,
                                                             float *result, const int tall, const int broad) {
-    int64_t filter = k->kernel_height * k->kernel_width * k->channels, pending = 0;
     int64_t offset_y = tap_y * k->dilation_y - k->top, offset_x = tap_x * k->dilation_x - k->left;
-    int64_t top, bottom, left, right;
+    int64_t filter = k->kernel_height * k->kernel_width * k->channels, top, bottom, left, right;
     inside(k->height, k->in_height, k->stride_y, offset_y, &top, &bottom);
     inside(k->width, k->in_width, k->stride_x, offset_x, &left, &right);
     lanes sums[TALL][BROAD];
     for (int i = 0; i < tall; i++)
-        for (int j = 0; j < broad; j++) {
-            sums[i][j] = (lanes){0};
-            *(lanes *)(result + i * filter + j * LANES) = sums[i][j];
+        for (int j = 0; j < broad; j++)
+            sums[i][j] = first ? *(lanes *)(result + i * filter + j * LANES) : (lanes){0};
+    for (int64_t at = first; at < last; at++) {
+        int64_t view = at / k->height, line = at % k->height;
+        if (line < top || line >= bottom) continue;
+        int64_t row = view * k->in_height + line * k->stride_y + offset_y;
+        const float *gt = g + (at * k->width + left) * k->filters;
+        const float *xt = x + (row * k->in_width + left * k->stride_x + offset_x) * k->channels;
+        for (int64_t t = left; t < right; t++, gt += k->filters, xt += k->stride_x * k->channels) {
+            lanes values[BROAD];
+            for (int j = 0; j < broad; j++) values[j] = *(const lanes *)(xt + j * LANES);
+            for (int i = 0; i < tall; i++)
+                for (int j = 0; j < broad; j++) sums[i][j] += values[j] * gt[i];
         }
-    for (int64_t view = 0; view < k->views; view++) {
-        for (int64_t line = top; line < bottom; line++) {
-            int64_t row = view * k->in_height + line * k->stride_y + offset_y;
-            const float *gt = g + ((view * k->height + line) * k->width + left) * k->filters;
-            const float *xt = x + (row * k->in_width + left * k->stride_x + offset_x) * k->channels;
-            for (int64_t t = left; t < right; t++, gt += k->filters, xt += k->stride_x * k->channels) {
-                lanes values[BROAD];
-                for (int j = 0; j < broad; j++) values[j] = *(const lanes *)(xt + j * LANES);
-                for (int i = 0; i < tall; i++)
-                    for (int j = 0; j < broad; j++) sums[i][j] += values[j] * gt[i];
-            }
-        }
-        pending += k->height * k->width;
-        if (pending < FLUSH && view + 1 < k->views) continue;
-        pending = 0;
-        for (int i = 0; i < tall; i++)
-            for (int j = 0; j < broad; j++) {
-                *(lanes *)(result + i * filter + j * LANES) += sums[i][j];
-                sums[i][j] = (lanes){0};
-            }
     }
+    for (int i = 0; i < tall; i++)
+        for (int j = 0; j < broad; j++)
+            if (known == 0)
+                *(lanes *)(result + i * filter + j * LANES) = sums[i][j];
+            else
+                for (int64_t l = known; l < LANES; l++) result[i * filter + l] = sums[i][j][l];
 }
 
-#define CASE(TALLNESS, BREADTH)                                                   \
-    case (TALLNESS) * 8 + (BREADTH):                                              \
-        tile(k, g + f, x + c, tap_y, tap_x, place, (TALLNESS), (BREADTH)); break;
-#define CASES(TALLNESS) CASE(TALLNESS, 1) CASE(TALLNESS, 2) CASE(TALLNESS, 3) CASE(TALLNESS, 4)
+/* The compiler must know a tile's size to keep it in registers. */
+#define CASE(T, B) \
+    case (T) * 8 + (B): tile(k, g + f, x + c, first, last, tap_y, tap_x, known, place, T, B); break;
+#define CASES(T) CASE(T, 1) CASE(T, 2) CASE(T, 3) CASE(T, 4)
 
-/* One unit's filters, (filters, kernel height, kernel width, channels). */
-static WIDE void one_unit(const struct convolution *k, const float *g, const float *x, float *result) {
-    int64_t taps = k->kernel_height * k->kernel_width, broad;
+/* Add a stretch of lines to one unit's filters, (filters, kernel height, kernel width, channels). */
+static WIDE void add_lines(const struct convolution *k, const float *g, const float *x, int64_t first,
+                           int64_t last, float *result) {
+    int64_t taps = k->kernel_height * k->kernel_width, broad, known = 0;
     for (int64_t c = 0; c < k->channels; c += broad * LANES) {
-        broad = (int64_t)least(BROAD, (k->channels - c) / LANES);
-        if (broad == 0) c = k->channels - LANES, broad = 1; /* what is left, and some channels once more */
+        broad = (int64_t)least(BROAD, (size_t)(k->channels - c) / LANES);
+        if (broad == 0) { /* what is left is less than a vector: take channels before it along */
+            known = LANES - (k->channels - c);
+            c -= known, broad = 1;
+        }
         for (int64_t f = 0; f < k->filters; f += TALL)
             for (int64_t tap = 0; tap < taps; tap++) {
                 int64_t tap_y = tap / k->kernel_width, tap_x = tap % k->kernel_width;
                 float *place = result + (f * taps + tap) * k->channels + c;
-                switch (least(TALL, k->filters - f) * 8 + broad) {
+                switch (least(TALL, (size_t)(k->filters - f)) * 8 + (size_t)broad) {
                     CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6)
                 }
             }
@@ -233,13 +233,16 @@ static WIDE void block_shifts(const float *restrict g, int64_t positions, int64_
 void unit_filters(const struct convolution *k, const float *g, const float *x, const float *directions,
                   float *result, double *moments, float *shifts) {
     int64_t positions = k->views * k->height * k->width;
-    int64_t outputs = positions * k->filters;
+    int64_t outputs = positions * k->filters, lines = k->views * k->height;
+    int64_t some = k->width < NEAR ? NEAR / k->width : 1; /* so many lines stay in cache */
     int64_t inputs = k->views * k->in_height * k->in_width * k->channels;
     int64_t length = k->kernel_height * k->kernel_width * k->channels, count = k->units * k->filters;
 #pragma omp parallel for schedule(static)
     for (int64_t unit = 0; unit < k->units; unit++) {
         float *own = result + unit * k->filters * length;
-        one_unit(k, g + unit * outputs, x + unit * inputs, own);
+        for (int64_t first = 0; first < lines; first += some)
+            add_lines(k, g + unit * outputs, x + unit * inputs, first,
+                      (int64_t)least((size_t)(first + some), (size_t)lines), own);
         for (int64_t f = 0; f < k->filters; f++) {
             double total[3] = {0, 0, 0};
             add_moments(own + f * length, directions + f * length, (size_t)length, total);
