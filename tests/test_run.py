@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from sfumato.errors import ConfigError, PrivacyError, RunError, SfumatoError
+from sfumato.errors import ConfigError, ModelError, PrivacyError, RunError, SfumatoError
 from sfumato.ledger import Cap, Ledger
 from sfumato.preparation import default_delta, prepare
 from sfumato.recipe import with_settings
@@ -194,6 +194,8 @@ class BatchNormNet(SmallNet):
         ({"model__options": {"width": 4, "norm": "batch"}}, None, PrivacyError, "mixes-examples"),
         ({"training__optimizer": "Adan"}, None, ConfigError, "unknown-optimizer"),
         ({"performance__device": "abacus"}, None, ConfigError, "no-device"),
+        ({"model__name": "densenet121", "model__options": {}}, None, ModelError, "wrong-image-shape"),
+        ({"model__name": "lenet", "model__options": {}}, None, ModelError, "image-too-small"),
         ({"data__mean": [0.5, 0.5]}, None, ConfigError, "bad-normalisation"),
         ({"data__std": [0.0]}, None, ConfigError, "bad-normalisation"),
         ({"data__mean": []}, None, ConfigError, "bad-normalisation"),

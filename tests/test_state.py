@@ -10,7 +10,7 @@ import torch
 
 from sfumato.averaging import WeightAverage
 from sfumato.errors import RunError
-from sfumato.state import STATE_FILE, LineLog, RunState, load_state, save_state, write_json
+from sfumato.state import STATE_FILE, LineLog, RunState, load_state, save_state, write_json, write_text
 from small_runs import SmallNet
 
 OPTIMIZERS = [
@@ -131,3 +131,11 @@ def test_json_that_cannot_be_written_leaves_the_old_file(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "a.json", {"value": float("nan")})
     assert (tmp_path / "a.json").read_text() == '{\n  "value": 1\n}\n'
+
+
+def test_a_missing_folder_is_told_apart_from_a_full_disk(tmp_path):
+    with pytest.raises(RunError, match="there is no folder") as caught:
+        write_text(tmp_path / "nowhere" / "page.html", "text")
+    assert "resume" not in caught.value.fix
+    write_text(tmp_path / "page.html", "text")
+    assert (tmp_path / "page.html").read_text() == "text"

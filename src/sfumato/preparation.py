@@ -18,7 +18,14 @@ from sfumato.beginning import Beginning, find_beginning, normalisation, with_inp
 from sfumato.checkpoint import take_over
 from sfumato.data import DataSplits, ImageSet, carve_validation, load_data
 from sfumato.data.augmentation import check_normalisation
-from sfumato.doctor import Finding, check_model, examine_data, examine_plan, examine_surroundings
+from sfumato.doctor import (
+    Finding,
+    check_forward,
+    check_model,
+    examine_data,
+    examine_plan,
+    examine_surroundings,
+)
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.features.cache import OnProgress
 from sfumato.features.rows import (
@@ -151,6 +158,7 @@ def prepare(
         learning_rate=training.learning_rate,
         options=dict(training.optimizer_options),
     )
+    check_forward(network, tuple(splits.train.images.shape[1:]))
     findings = () if plan is None else examine(recipe, splits, network, plan)
     mean, std = normalisation(network, splits.train, beginning)
     counter = features_counter(watcher, "training")

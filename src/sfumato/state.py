@@ -116,6 +116,12 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except (OSError, SafetensorError) as error:
+        if not path.parent.is_dir():
+            raise RunError(
+                "cannot-save",
+                f"{path} could not be written: there is no folder {path.parent}",
+                fix="Create it, or choose another place.",
+            ) from error
         raise RunError(
             "cannot-save",
             f"{path} could not be written: {error}",

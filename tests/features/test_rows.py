@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import sfumato.features.rows
 import sfumato.release
 from sfumato.accounting import SampledGaussian
 from sfumato.data import DataSplits, ImageSet
 from sfumato.data.generated import dead_leaves
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, DataError
 from sfumato.features.rows import FeatureViews, closed_form_sums, gaussian_mu, with_budget_settings
 from sfumato.ledger import Ledger
 from sfumato.models import create_model
@@ -185,6 +186,16 @@ def test_mu_is_that_of_the_gaussian_mechanism():
     # one Gaussian of noise 1/μ has this ε at δ = 1e-5 (computed with mpmath)
     assert gaussian_mu(1.0, 1e-5) == pytest.approx(0.26805, abs=1e-4)
     assert gaussian_mu(8.0, 1e-5) == pytest.approx(1.66603, abs=1e-4)
+
+
+def test_a_full_disk_is_named_when_features_cannot_be_kept(monkeypatch):
+    def full(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(sfumato.features.rows, "save_file", full)
+    splits = DataSplits(train=bright_and_dark(20, seed=1), val=None, test=None)
+    with pytest.raises(DataError, match=r"cache-not-writable.*the disk is full"):
+        prepare(recipe_for(**{"privacy.delta": 1e-2}), data=splits)
 
 
 def test_a_model_without_fixed_features_is_refused():

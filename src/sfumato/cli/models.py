@@ -101,13 +101,16 @@ def _summary(name: str, *, num_classes: int, shape: tuple[int, int, int]) -> Mod
     """Counted on the meta device where that can be: no weights are drawn and nothing is computed."""
     import torch
 
+    from sfumato.doctor import check_forward
     from sfumato.models import create_model, summarise
 
     try:
         with torch.device("meta"):
             return summarise(create_model(name, num_classes=num_classes, in_channels=shape[0]), shape)
     except RuntimeError:  # frozen features use operations that only a real device has
-        return summarise(create_model(name, num_classes=num_classes, in_channels=shape[0]), shape)
+        model = create_model(name, num_classes=num_classes, in_channels=shape[0])
+        check_forward(model, shape)
+        return summarise(model, shape)
 
 
 def _short(count: int) -> str:

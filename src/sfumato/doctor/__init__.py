@@ -6,13 +6,20 @@ return findings for people to read; those of severity "void" must be mended.
 
 from sfumato.doctor.data_checks import examine_data
 from sfumato.doctor.findings import Finding
-from sfumato.doctor.model_checks import check_augmentation, check_engine, check_independence, check_model
+from sfumato.doctor.model_checks import (
+    check_augmentation,
+    check_engine,
+    check_forward,
+    check_independence,
+    check_model,
+)
 from sfumato.doctor.plan_checks import examine_plan, examine_surroundings
 
 __all__ = [
     "Finding",
     "check_augmentation",
     "check_engine",
+    "check_forward",
     "check_independence",
     "check_model",
     "examine_data",

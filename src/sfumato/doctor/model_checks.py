@@ -35,6 +35,20 @@ def check_model(model: nn.Module, inputs: Tensor) -> list[Finding]:
     return _frozen_statistics(model)
 
 
+def check_forward(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise ``ModelError`` if the model cannot take images of this shape (channels, height, width)."""
+    device = next(model.parameters()).device
+    try:
+        with _undisturbed(model), torch.no_grad():
+            model.eval()(torch.zeros(1, *shape, device=device))
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(
+            "wrong-image-shape",
+            f"the model cannot take images of {' x '.join(map(str, shape))}: {str(error).splitlines()[0]}",
+            fix="Use larger images (--set data.image_size=…), other channels, or another model.",
+        ) from error
+
+
 def check_independence(model: nn.Module, inputs: Tensor) -> None:
     """Raise ``PrivacyError`` if a row of the output depends on another row of the input.
 

@@ -109,10 +109,16 @@ def _write(entry: Path, features: np.ndarray) -> None:
                 os.fsync(file.fileno())
             unfinished.replace(entry)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise DataError(
-            "cache-not-writable",
-            f"{entry.parent}: {'the disk is full' if full else error.strerror or error}.",
-            why="Features are kept there, so that they are computed once.",
-            fix="Free some space, or set SFUMATO_CACHE to another folder.",
-        ) from error
+        raise not_writable(entry.parent, error) from error
+
+
+def not_writable(folder: Path, error: Exception) -> DataError:
+    """What to tell when something that was computed cannot be kept."""
+    number, reason = getattr(error, "errno", None), getattr(error, "strerror", None) or error
+    full = number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+    return DataError(
+        "cache-not-writable",
+        f"{folder}: {'the disk is full' if full else reason}.",
+        why="Features are kept there, so that they are computed once.",
+        fix="Free some space, or set SFUMATO_CACHE to another folder.",
+    )

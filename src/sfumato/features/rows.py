@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from scipy.optimize import brentq
 from scipy.special import ndtr
@@ -18,7 +19,7 @@ from sfumato.accounting import SampledGaussian
 from sfumato.data import ImageSet
 from sfumato.data.workspace import workspace
 from sfumato.errors import ConfigError
-from sfumato.features.cache import OnProgress, cache_home, checksum, features_of
+from sfumato.features.cache import OnProgress, cache_home, checksum, features_of, not_writable
 from sfumato.features.head import HeadSum, private_mean
 from sfumato.gradients import ClippedSum
 from sfumato.models.fixed_features import FeatureClassifier
@@ -213,9 +214,12 @@ def fit_extractor(
             on_note(f"Fitting features on {num_images:,} generated images; kept for later runs.")
         model.extractor.fit(num_images=num_images, seed=seed)
         weights = {name: value.contiguous() for name, value in model.extractor.state_dict().items()}
-        with workspace(entry.parent) as work:
-            save_file(weights, work / "extractor")
-            (work / "extractor").replace(entry)
+        try:
+            with workspace(entry.parent) as work:
+                save_file(weights, work / "extractor")
+                (work / "extractor").replace(entry)
+        except (OSError, SafetensorError) as error:
+            raise not_writable(entry.parent, error) from error
     model.extractor.load_state_dict(load_file(entry))
 
 
