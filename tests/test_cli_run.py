@@ -151,6 +151,13 @@ def test_bad_input_is_a_coded_error_and_leaves_nothing(
     assert list(own_place.iterdir()) == []
 
 
+def test_resuming_needs_to_know_which_run(call, own_place):
+    code, out, _ = call("train", "--resume", "--json")
+    assert (code, json.loads(out)["code"]) == (2, "no-out")
+    code, out, _ = call("train", "--resume", "--out", "nowhere", "--json")
+    assert (code, json.loads(out)["code"]) == (1, "no-run")
+
+
 def test_a_missing_folder_and_an_unknown_name_are_told_apart(call, own_place):
     code, out, _ = call("train", "no/such/folder", "--epsilon", 3, "--json")
     assert (code, json.loads(out)["code"]) == (1, "missing-folder")
@@ -210,6 +217,26 @@ def test_heads_on_features_are_listed_apart_and_found_with_the_rest(call):
     text = call("models", "list")[1]
     assert text.index("resnet9") < text.index("Heads on fixed features") < text.index("patches")
     assert "Did you mean patches?" in call("models", "show", "patchs")[2]
+
+
+def leaves(command, words=()):
+    """Every command that does something, with its name."""
+    if not hasattr(command, "commands"):
+        yield " ".join(words), command
+        return
+    for name, inner in command.commands.items():
+        yield from leaves(inner, (*words, name))
+
+
+def test_every_command_answers_programs_too():
+    found = {}
+    for name, (module, _) in COMMANDS.items():
+        found.update(leaves(importlib.import_module(module).command, (name,)))
+    assert len(found) > 20
+    silent = [
+        name for name, each in found.items() if "--json" not in [o for p in each.params for o in p.opts]
+    ]
+    assert silent == ["bench plot"]  # a drawing is its only answer
 
 
 def test_help_does_not_wait_for_torch():

@@ -328,6 +328,7 @@ def test_people_can_read_cap_close_and_import(tmp_path, monkeypatch):
         begin(ledger, tmp_path / "seeded", label="trial", releasable=False).spend(100)
     shown = ledger_command("show", ONE[:12])
     assert "spent per image: ε = " in shown
+    assert "(1 run, add-or-remove" in shown
     assert "100 of 100 steps" in shown
     assert "seeded or without privacy" in shown
     ledger_command("cap", ONE[:12], "--epsilon", "3", "--delta", "1e-5")
@@ -335,13 +336,16 @@ def test_people_can_read_cap_close_and_import(tmp_path, monkeypatch):
     assert sheet["caps"] == [{"unit": "image", "epsilon": 3.0, "delta": 1e-5}]
     assert sheet["totals"][0]["epsilon"] == pytest.approx(SMALL.epsilon, rel=1e-9)
     assert [run["kind"] for run in sheet["runs"]] == ["private", "seeded"]
-    ledger_command("close", sheet["runs"][0]["run_id"])
+    closed = json.loads(ledger_command("close", sheet["runs"][0]["run_id"], "--json"))
+    assert closed == {"run_id": sheet["runs"][0]["run_id"], "finished": True}
     assert json.loads(ledger_command("show", "--json"))["datasets"][0]["runs"][0]["finished"]
     ledger_command("cap", ONE[:12], "--lift")
     assert json.loads(ledger_command("show", "--json"))["datasets"][0]["caps"] == []
     monkeypatch.setenv("SFUMATO_LEDGER", str(tmp_path / "new.sqlite"))
     assert "recorded" in ledger_command("import", str(tmp_path / "run"))
     assert "has no record" in ledger_command("import", str(tmp_path))
+    again = json.loads(ledger_command("import", str(tmp_path / "run"), str(tmp_path), "--json"))
+    assert [row["recorded"] for row in again] == [True, False]
     with pytest.raises(ConfigError, match="unknown-run"):
         CliRunner().invoke(cli, ["ledger", "close", "nobody"], catch_exceptions=False, standalone_mode=False)
     with pytest.raises(ConfigError, match="no-cap-given"):

@@ -157,7 +157,10 @@ def _guarantee(plan: Plan, mu: float, kind: str, error: float) -> str:
 def _protects(plan: Plan, groups: list[tuple[int, float, str]]) -> str:
     if plan.unit == "patient":
         return "One patient is protected with all their images together."
-    some = "; ".join(f"{size} images: ε = {round_up(eps, 3)}" for size, eps, _ in groups)
+    some = "; ".join(
+        f"{size} images: ε = {round_up(eps, 3)}" if math.isfinite(eps) else f"{size} images: no bound"
+        for size, eps, _ in groups
+    )
     return (
         "Only single images are protected. A person with several images in the training data has a "
         f"weaker guarantee, at the same δ ({some}). Name a patient column to protect people."

@@ -75,7 +75,8 @@ def cap(data: str, epsilon: float | None, delta: float, unit: str, lift: bool, a
 
 @command.command("close")
 @click.argument("run_id")
-def close(run_id: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def close(run_id: str, as_json: bool) -> None:
     """Declare that a run will not go on: only what it may have used counts, no longer its whole plan."""
     from sfumato.ledger import Ledger
 
@@ -86,19 +87,29 @@ def close(run_id: str) -> None:
                 "unknown-run", f"no run {run_id!r} is on record.", fix="See sfumato ledger show."
             )
         ledger.finish(run_id)
+    if as_json:
+        echo_json({"run_id": run_id, "finished": True})
+        return
     click.echo(f"Run {run_id} is closed.")
 
 
 @command.command("import")
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
-def import_command(folders: tuple[Path, ...]) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def import_command(folders: tuple[Path, ...], as_json: bool) -> None:
     """Take over the records that run FOLDERS keep of themselves, after a ledger was lost or moved."""
     from sfumato.ledger import Ledger
 
     with Ledger.open() as ledger:
-        for folder in folders:
-            found = ledger.import_folder(folder) or ledger.import_folder(folder / "state")
-            click.echo(f"{folder}: {'recorded' if found else 'has no record of spending'}")
+        recorded = {
+            folder: ledger.import_folder(folder) or ledger.import_folder(folder / "state")
+            for folder in folders
+        }
+    if as_json:
+        echo_json([{"folder": str(folder), "recorded": found} for folder, found in recorded.items()])
+        return
+    for folder, found in recorded.items():
+        click.echo(f"{folder}: {'recorded' if found else 'has no record of spending'}")
 
 
 def _find(ledger: Ledger, data: str) -> tuple[str, str, Tensor | None]:
@@ -174,7 +185,7 @@ def _print(sheet: dict[str, object]) -> None:
         epsilon = "no bound" if total["epsilon"] is None else round_up(total["epsilon"])
         click.echo(
             f"  spent per {total['unit']}: ε = {epsilon} at δ = {total['delta']:g} "
-            f"({total['num_runs']} runs, {total['neighbouring']}, {total['accountant']})"
+            f"({_runs(total['num_runs'])}, {total['neighbouring']}, {total['accountant']})"
         )
     for one in sheet["caps"]:
         click.echo(f"  cap per {one['unit']}: ε = {one['epsilon']:g} at δ = {one['delta']:g}")
@@ -190,6 +201,10 @@ def _print(sheet: dict[str, object]) -> None:
     others = [run for run in sheet["runs"] if not run["counted"]]
     if others:
         click.echo(
-            f"  {len(others)} runs, seeded or without privacy, have no ε: publish nothing of them, nor "
-            "settings chosen by them."
+            f"  {_runs(len(others))} seeded or without privacy, and so without ε: publish nothing of that, "
+            "nor settings chosen by it."
         )
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"

@@ -67,6 +67,10 @@ def command(
             why="Training without privacy spends no budget and gives no guarantee.",
             fix="Leave one of the two out.",
         )
+    if resume and out is None and data is None:
+        raise ConfigError(
+            "no-out", "--resume does not say which run.", fix="Name its folder: --resume --out runs/NAME."
+        )
     flags: dict[str, Any] = {
         "data.name": _absolute(data),
         "data.patient_from": patient_from,
