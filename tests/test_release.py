@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 
 import sfumato
+from sfumato.accounting import SampledGaussian
+from sfumato.cli import cli
 from sfumato.errors import DataError, ModelError, RunError
 from sfumato.evaluation import evaluate
+from sfumato.model_card import model_card
 from sfumato.models import efficientnet_lite
+from sfumato.privacy import Plan
 from sfumato.release import write_release
 from sfumato.run import train
 from small_runs import CLASSES, SmallNet, small_recipe, small_splits
@@ -158,6 +164,36 @@ def test_an_unfinished_run_and_a_strange_folder_are_told_apart(run, tmp_path):
     with pytest.raises(RunError) as caught:
         sfumato.load(tmp_path)
     assert caught.value.code == "not-finished"
+
+
+CHANGES = {
+    "plain": {},
+    "replaced": {"neighbouring": "replace-one"},
+    "discrete": {"mechanism": "discrete-gaussian", "accountant": "rdp"},
+    "searched": {"tuning_runs": 4.0, "accountant": "rdp"},
+    "patients": {"unit": "patient", "sampling": "full", "batch_size": 200},
+    "large delta": {"delta": 0.02, "allow_large_delta": True},
+    "a mean too": {"extra_events": (SampledGaussian(noise_multiplier=3.0),)},
+}
+
+
+@pytest.mark.parametrize("name", list(CHANGES))
+def test_the_command_on_the_card_gives_the_epsilon_above_it(name):
+    known = {"num_examples": 200, "batch_size": 25.5, "num_steps": 20, "noise_multiplier": 1.23456789}
+    plan = Plan(**{"delta": 1.2345678e-4, **known, **CHANGES[name]})
+    config = {"model": {"name": "lenet"}, "data": "shades", "classes": ["a", "b"], "image_size": 28}
+    card = model_card(
+        config={**config, "channels": 1},
+        privacy=plan.statement().as_dict(),
+        scores=None,
+        recipe=small_recipe(),
+    )
+    command = re.search(r"^sfumato (budget .+)$", card, re.MULTILINE)[1]
+    shown = CliRunner().invoke(cli, [*command.split(), "--json"], catch_exceptions=False)
+    found = json.loads(shown.stdout)["epsilon"]
+    complete = "leaves out 1 further noisy release" not in card
+    assert complete is (name != "a mean too")
+    assert (found == pytest.approx(plan.epsilon, rel=1e-9)) is complete
 
 
 def test_the_card_carries_guarantee_and_accuracy(run):

@@ -76,12 +76,27 @@ def _figures(privacy: Mapping[str, Any]) -> str:
         ("may be released", "yes" if privacy["releasable"] else "**no**"),
     ]
     body = "\n".join(f"| {key} | {value} |" for key, value in rows)
-    command = (
-        f"sfumato budget --num-examples {privacy['num_examples']} --batch-size {privacy['batch_size']:g} "
-        f"--noise-multiplier {privacy['noise_multiplier']!r} --num-steps {privacy['num_steps']} "
-        f"--delta {privacy['delta']:g} --accountant {privacy['accountant']}"
-    )
-    return f"| | |\n|---|---|\n{body}\n\nTo compute ε again:\n\n```\n{command}\n```"
+    return f"| | |\n|---|---|\n{body}\n\n{_recomputation(privacy)}"
+
+
+def _recomputation(privacy: Mapping[str, Any]) -> str:
+    """The command that gives ε again, with every setting that matters and in full precision."""
+    keys = ("num_examples", "batch_size", "noise_multiplier", "num_steps", "delta")
+    words = [f"--{key.replace('_', '-')} {privacy[key]!r}" for key in keys]
+    words += [f"--{key} {privacy[key]}" for key in ("accountant", "unit", "neighbouring", "mechanism")]
+    events = privacy["events"]
+    if privacy["tuning_runs"] is not None:
+        words.append(f"--tuning-runs {privacy['tuning_runs']!r}")
+        events = events[0]["events"]
+    if privacy["delta"] > 1 / privacy["num_examples"]:
+        words.append("--force")
+    text = f"To compute ε again:\n\n```\nsfumato budget {' '.join(words)}\n```"
+    if len(events) > 1:
+        text += (
+            f"\n\nThat leaves out {len(events) - 1} further noisy release(s) from the same data, which the ε "
+            "above counts too: `privacy.json` lists all under `events`."
+        )
+    return text
 
 
 def _accuracy(scores: Scores | None, *, guaranteed: bool) -> str:
