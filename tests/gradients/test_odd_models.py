@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from oracles import distance, reference
+from sfumato.errors import ModelError
 from sfumato.gradients import Choices, clipped_sum
 from sfumato.layers import WSConv2d
 
@@ -342,3 +343,28 @@ def test_classifiers_of_tests_train_all_their_layers():
     total = clipped_sum(model, inputs, torch.tensor([0, 1]), clip_norm=1.0)
     assert set(total.gradients) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert all(value.abs().sum() > 0 for value in total.gradients.values())
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x, mask):
+        return mask @ x @ self.weight
+
+
+class WithMask(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mixing, self.head = Mixing(), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.mixing(x, torch.ones(4, 4).tril().to(x)).mean(dim=1))
+
+
+def test_a_shared_mask_is_exact_and_refused_where_it_could_be_one_entry_per_row():
+    model = WithMask()
+    assert_exact(model, torch.randn(5, 4, 6))
+    with pytest.raises(ModelError, match="ambiguous-argument"):
+        clipped_sum(model, torch.randn(4, 4, 6), torch.zeros(4, dtype=torch.int64), clip_norm=1.0)

@@ -10,7 +10,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sfumato.errors import ModelError
-from sfumato.gradients.call import Call, Strategy
+from sfumato.gradients.call import Call, Strategy, tensors_in
 from sfumato.gradients.piece import Materialised, Piece
 
 STOCHASTIC = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -37,6 +37,7 @@ def _pieces(call: Call) -> dict[str, Piece]:
     constants = {name: value.detach() for name, value in state.items()}
     trained = {name: constants.pop(name) for name in sorted(call.names)}
     rows = len(next(g for g in call.gradients if g is not None))
+    _check_arguments(call, rows)
     found: dict[str, list[Tensor]] = {name: [] for name in trained}
     for group in call.segments.groups:
 
@@ -88,6 +89,19 @@ def _one_by_one(unit_gradient, dims, operands) -> dict[str, Tensor]:
         for unit in range(units)
     ]
     return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+def _check_arguments(call: Call, rows: int) -> None:
+    """Refuse a square argument that could be one entry per row or, as a mask, one matrix for all of them."""
+    for value in tensors_in(call.args, call.kwargs):
+        if value is not call.input and value.dim() > 1 and value.shape[:2] == (rows, rows):
+            raise ModelError(
+                "ambiguous-argument",
+                f"{call.path} ({type(call.module).__name__}) was called on {rows} rows with an argument of "
+                f"shape {tuple(value.shape)}.",
+                why="It may have one entry per row, or be one matrix for all rows: gradients would differ.",
+                fix="Take another number of rows at a time: --set performance.microbatch_size=...",
+            )
 
 
 def _has_rows(value: Any, rows: int) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+MAX_CHANNELS = 16_384
 CHUNK_VALUES = 524_288  # values whose product stays in cache until it is summed
 
 
@@ -154,8 +155,12 @@ def _library(*tensors: Tensor) -> ctypes.CDLL | None:
 
 
 def _channels_last(*images: Tensor) -> bool:
+    """Whether the compiled sums know this layout; they keep a few numbers per channel on the stack."""
     return all(
-        image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last) for image in images
+        image.dim() == 4
+        and image.shape[1] <= MAX_CHANNELS
+        and image.is_contiguous(memory_format=torch.channels_last)
+        for image in images
     )
 
 
