@@ -20,7 +20,7 @@ SMALLEST: dict[str, tuple[dict[str, object], int]] = {
     "WideResNet": ({"width": 1, "depth": 10, "groups": 4}, 8),
     "SmoothNet": ({"width": 4, "depth": 2, "groups": 2}, 8),
     "ResNet": ({"width": 4, "depths": (1, 2, 1, 1), "groups": 2}, 64),
-    "DenseNet": ({"growth": 4, "depths": (2, 1, 1, 1), "groups": 2}, 64),
+    "DenseNet": ({"growth": 8, "depths": (2, 1, 1, 1), "groups": 2}, 64),
     "EfficientNet": ({"width": 0.25}, 64),
     "EfficientNetLite": ({"width": 0.25}, 64),
     "NfResNet": ({"width": 8, "depths": (1, 2, 1, 1), "groups": 2}, 64),
