@@ -9,6 +9,8 @@ from torch import nn
 from sfumato.data.generated import dead_leaves
 from sfumato.errors import ModelError
 from sfumato.features.backbone import BackboneFeatures, folded, lite0_backbone
+from sfumato.features.combined import CombinedFeatures
+from sfumato.features.patch_features import PatchFeatures
 from sfumato.features.scatter_features import ScatterFeatures
 from sfumato.models import create_model
 
@@ -22,7 +24,13 @@ def backbone() -> nn.Module:
     return lite0_backbone(input_size=64, pretrained=False)
 
 
-@pytest.mark.parametrize("build", [scatter, backbone])
+def combined() -> nn.Module:
+    small = {"num_directions": 20, "grid": 2}
+    parts = [PatchFeatures(num_layers=1, num_patches=6, **small), ScatterFeatures(**small)]
+    return CombinedFeatures(parts).fit(num_images=40)
+
+
+@pytest.mark.parametrize("build", [scatter, backbone, combined])
 def test_rows_have_unit_norm_ignore_mirroring_and_come_from_their_own_image(build):
     features, images = build(), dead_leaves(6, seed=4).float() / 255
     with torch.no_grad():
@@ -35,6 +43,19 @@ def test_rows_have_unit_norm_ignore_mirroring_and_come_from_their_own_image(buil
         again = features(changed)
     assert torch.allclose(rows[0], again[0], atol=1e-5)
     assert not torch.allclose(rows[1], again[1], atol=1e-4)
+
+
+def test_colours_of_equal_brightness_are_told_apart():
+    features, grey = (
+        scatter(),
+        dead_leaves(4, seed=5).float().mean(1, keepdim=True).div(255).expand(-1, 3, -1, -1),
+    )
+    tinted = grey.clone()
+    tinted[:, 0, ::2], tinted[:, 2, ::2] = grey[:, 0, ::2] * 0.5, grey[:, 2, ::2] * 1.5  # the sum stays
+    assert torch.allclose(tinted.sum(1), grey.sum(1), atol=1e-5)
+    assert not torch.allclose(features(tinted), features(grey), atol=1e-2)
+    swapped = grey.flip(1)  # red and blue of a grey image are alike
+    assert torch.allclose(features(swapped), features(grey), atol=1e-5)
 
 
 def test_folding_the_batch_norms_changes_nothing():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn, zeros
 from torch.nn import functional as F
 
+from sfumato.features.combined import CombinedFeatures
 from sfumato.features.patch_features import PatchFeatures
 from sfumato.features.scatter_features import ScatterFeatures
 from sfumato.models.classifier import Classifier
@@ -79,6 +80,22 @@ def scatter(
     return FeatureClassifier(extractor, num_features=extractor.num_features, num_classes=num_classes)
 
 
+def patches_scatter(
+    *,
+    num_classes: int,
+    in_channels: int = 3,
+    image_size: int = 32,
+    num_patches: int = 256,
+    num_directions: int = 2500,
+) -> FeatureClassifier:
+    """One layer of patch features beside wavelet scattering, to be fitted by ``extractor.fit()``."""
+    shape = {"image_size": image_size, "in_channels": in_channels, "num_directions": num_directions}
+    extractor = CombinedFeatures(
+        [PatchFeatures(num_layers=1, num_patches=num_patches, **shape), ScatterFeatures(**shape)]
+    )
+    return FeatureClassifier(extractor, num_features=extractor.num_features, num_classes=num_classes)
+
+
 def lite0_features(
     *,
     num_classes: int,
@@ -108,6 +125,10 @@ VARIANTS = {
     ),
     "scatter": Variant(
         build=scatter, summary="wavelet scattering whitened on generated images, frozen; linear head"
+    ),
+    "patches_scatter": Variant(
+        build=patches_scatter,
+        summary="patch features beside wavelet scattering, frozen; linear head",
     ),
     "efficientnet_lite0_features": Variant(
         build=lite0_features, summary="EfficientNet-Lite0 of ImageNet, frozen; linear head", input_size=224

@@ -1,0 +1,31 @@
+"""Two kinds of features side by side: what one of them misses, the other may see."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class CombinedFeatures(nn.Module):
+    """Images (B, C, H, W) from 0 to 1 → the parts' rows side by side, each with the same weight; unit norm.
+
+    ``parts`` are extractors that have been fitted on public images alone, or will be by ``fit``.
+    """
+
+    def __init__(self, parts: list[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.described = {"combined": 1, "parts": [part.described for part in parts]}
+
+    @property
+    def num_features(self) -> int:
+        return sum(part.num_features for part in self.parts)
+
+    def fit(self, *, num_images: int = 12_000, seed: int = 0) -> CombinedFeatures:
+        """Fit each part on its own; equal seeds give equal features."""
+        for part in self.parts:
+            part.fit(num_images=num_images, seed=seed)
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([part(images) for part in self.parts], dim=1) / len(self.parts) ** 0.5
