@@ -17,7 +17,7 @@ from torch import nn
 from sfumato.beginning import Beginning, find_beginning, normalisation, with_input_size
 from sfumato.checkpoint import take_over
 from sfumato.data import DataSplits, ImageSet, carve_validation, load_data
-from sfumato.data.augmentation import check_normalisation
+from sfumato.data.augmentation import check_normalisation, check_views
 from sfumato.doctor import (
     Finding,
     check_forward,
@@ -131,7 +131,7 @@ def prepare(
     first stage of a recipe with [pretraining]. ``watcher`` is told how far the computation of features is.
     """
     splits = data if data is not None else load_splits(recipe.data)
-    check_normalisation(recipe.data.mean, recipe.data.std, channels=splits.train.images.shape[1])
+    check_constants(recipe, splits.train)
     check_steering(recipe, splits)
     checkpoint, beginning = find_beginning(recipe, splits, pretrained=pretrained, own_model=model is not None)
     units = group_units(recipe, splits.train)
@@ -211,6 +211,14 @@ def load_splits(settings: DataSettings) -> DataSplits:
             replace(splits, val=None), fraction=settings.holdout, public=settings.val_is_public
         )
     return splits
+
+
+def check_constants(recipe: Recipe, train: ImageSet) -> None:
+    """Refuse normalisation and views that do not fit the images, before a step would."""
+    channels, *size = train.images.shape[1:]
+    check_normalisation(recipe.data.mean, recipe.data.std, channels=channels)
+    views = recipe.augmentation
+    check_views(views=views.views, padding=views.padding, size=tuple(size))
 
 
 def check_steering(recipe: Recipe, splits: DataSplits) -> None:

@@ -52,6 +52,16 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     return pixels.mul_(1.0 / (255.0 * scale)).sub_(shift / scale)
 
 
+def check_views(*, views: int, padding: int, size: tuple[int, int]) -> None:
+    """Refuse views that images of this size (height, width) do not have."""
+    if views < 0 or padding < 0 or padding > min(size):
+        raise ConfigError(
+            "bad-augmentation",
+            f"views = {views}, padding = {padding} for images of {size[0]}x{size[1]}.",
+            fix="Use views >= 0 and a padding between 0 and the image size.",
+        )
+
+
 def augment(
     images: Tensor, *, views: int, padding: int = 4, flip: bool = True, generator: torch.Generator
 ) -> Tensor:
@@ -63,12 +73,7 @@ def augment(
     Guarantee: each view is computed from its own image and from draws that do not depend on any
     image, so no example enters another's rows.
     """
-    if views < 0 or padding < 0 or padding > min(images.shape[-2:]):
-        raise ConfigError(
-            "bad-augmentation",
-            f"views = {views}, padding = {padding} for images of {images.shape[-2]}x{images.shape[-1]}.",
-            fix="Use views >= 0 and a padding between 0 and the image size.",
-        )
+    check_views(views=views, padding=padding, size=(images.shape[-2], images.shape[-1]))
     if views == 0:
         return images
     batch, channels, height, width = images.shape
