@@ -12,6 +12,7 @@ import csv
 import os
 import platform
 import resource
+import shlex
 import subprocess
 import tempfile
 from pathlib import Path
@@ -46,7 +47,7 @@ def main(
     for epsilon in epsilons or (None,):
         for seed in range(seeds):
             budget = "--no-privacy" if epsilon is None else f"--epsilon {epsilon:g}"
-            changes = "".join(f" --set {text}" for text in assignments)
+            changes = "".join(f" --set {shlex.quote(text)}" for text in assignments)
             command = f"sfumato train {data} --recipe {recipe_name} {budget}{changes}"
             began = _processor_minutes()
             scores, privacy = _train(recipe_name, folder or data, epsilon, seed, weights, assignments)
