@@ -233,6 +233,9 @@ def test_a_private_release_is_counted_in(tmp_path):
     assert second.plan.epsilon <= 8.0
     assert second.plan.noise_multiplier > 1.05 * alone.plan.noise_multiplier  # part of ε is spent already
     result = train(recipe, out=tmp_path / "second", data=small_splits())
+    third = prepare(from_weights(tmp_path / "second", privacy__epsilon=20.0), data=small_splits())
+    assert third.beginning.data == "shades and shades"  # every set on the way is named
+    assert len(third.plan.extra_events) == 2
     assert "ε counts the steps that made them" in result.privacy["statement"]
     assert len(result.privacy["events"]) == 2
     with pytest.raises(SfumatoError):  # nothing is left of a budget that the weights have used up
@@ -264,7 +267,7 @@ def test_the_last_layer_alone_is_trained_on_rows_as_the_engine_would(public_run,
     rows, engine = (
         load_file(tmp_path / name / "release/model.safetensors")["head.weight"] for name in ("rows", "engine")
     )
-    assert torch.allclose(rows, engine, atol=1e-5)
+    assert (rows - engine).abs().max() < 1e-3 * engine.abs().max()  # noisy sums are rounded to a lattice
     assert rows.abs().max() > 1e-2  # it moved
     assert list((tmp_path / "cache/features").iterdir())
 

@@ -121,7 +121,7 @@ def judge(
     """
     config = checkpoint.config or {}
     shared = {
-        "data": public_data or checkpoint.data,
+        "data": public_data or checkpoint.all_data,
         "fingerprint": checkpoint.fingerprint,
         "mean": tuple(config["mean"]) if config else None,
         "std": tuple(config["std"]) if config else None,

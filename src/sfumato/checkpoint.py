@@ -37,6 +37,12 @@ class Checkpoint:
         """The name of its training images."""
         return None if self.config is None else self.config.get("data")
 
+    @property
+    def all_data(self) -> str | None:
+        """The same, with the data behind the weights that it began with in its turn."""
+        before = ((self.privacy or {}).get("weights_from") or {}).get("data")
+        return self.data if before is None else f"{before} and {self.data}"
+
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Weights out of a run's folder, a release folder or a ``.safetensors`` file."""
