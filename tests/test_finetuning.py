@@ -226,7 +226,8 @@ def test_one_shared_image_is_enough_for_the_ledger_to_refuse(public_run, tmp_pat
 
 
 def test_a_private_release_is_counted_in(tmp_path):
-    train(small_recipe(privacy__epsilon=4.0), out=tmp_path / "first", data=small_splits())
+    first = small_recipe(privacy__epsilon=4.0, privacy__uncounted_search=True)
+    train(first, out=tmp_path / "first", data=small_splits())
     recipe = from_weights(tmp_path / "first/release")
     second = prepare(recipe, data=small_splits())
     alone = prepare(small_recipe(), data=small_splits())
@@ -237,6 +238,7 @@ def test_a_private_release_is_counted_in(tmp_path):
     assert third.beginning.data == "shades and shades"  # every set on the way is named
     assert len(third.plan.extra_events) == 2
     assert "ε counts the steps that made them" in result.privacy["statement"]
+    assert "does NOT count the search for their settings" in result.privacy["statement"]
     assert len(result.privacy["events"]) == 2
     with pytest.raises(SfumatoError):  # nothing is left of a budget that the weights have used up
         prepare(from_weights(tmp_path / "first", privacy__epsilon=3.9), data=small_splits())

@@ -31,6 +31,7 @@ class Beginning:
     fingerprint: str | None = None
     mean: tuple[float, ...] | None = None  # how images were normalised for these weights
     std: tuple[float, ...] | None = None
+    uncounted_search: bool = False  # the settings of a private beginning were chosen at a cost it left out
 
     @property
     def text(self) -> str:
@@ -41,9 +42,10 @@ class Beginning:
                 f"Training began with {origin}, which are taken to be public: the guarantee covers none of "
                 "the images behind them."
             )
+        search = " It does NOT count the search for their settings." if self.uncounted_search else ""
         return (
             f"Training began with privately trained {origin}; ε counts the steps that made them, as if all "
-            "were taken on the present images."
+            f"were taken on the present images.{search}"
         )
 
 
@@ -146,7 +148,12 @@ def judge(
                 fix=f"Set privacy.{key}={stated[key]}, or model.weights_are_public=true if no private image "
                 "of this run went into the weights.",
             )
-    return Beginning(public=False, events=tuple(map(event_from_dict, stated["events"])), **shared)
+    return Beginning(
+        public=False,
+        events=tuple(map(event_from_dict, stated["events"])),
+        uncounted_search=bool(stated.get("uncounted_search")),
+        **shared,
+    )
 
 
 def check_apart(beginning: Beginning | None, train: ImageSet, ledger: Ledger) -> None:
