@@ -344,3 +344,12 @@ def test_the_command_fails_on_a_class_of_one(image_folder):
     found = json.loads(result.stdout)
     assert found["sound"] is False
     assert "class-of-one" in [finding["code"] for finding in found["findings"]]
+
+
+def test_norms_behind_frozen_layers_are_checked_in_channels_last():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3)
+    ).to(memory_format=torch.channels_last)
+    model[0].requires_grad_(False)
+    images = torch.randn(4, 3, 6, 6).to(memory_format=torch.channels_last)
+    assert check_model(model, images) == []

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from sfumato.data import ImageSet, normalise
 from sfumato.features.cache import OnProgress, features_of
 from sfumato.models.fixed_features import FeatureClassifier
+from sfumato.modes import evaluation_mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +44,11 @@ def predict_logits(
 ) -> Tensor:
     """Logits (N, classes) of uint8 images, on the CPU; the model is in evaluation mode meanwhile."""
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluation_mode(model):
         parts = [
             model(normalise(images[start : start + batch_size].to(device), mean, std)).float().cpu()
             for start in range(0, len(images), batch_size)
         ]
-    finally:
-        model.train(was_training)
     return torch.cat(parts)
 
 

@@ -8,6 +8,8 @@ import os
 import torch
 from torch import Tensor, nn
 
+from sfumato.modes import evaluation_mode
+
 
 def free_memory(device: torch.device) -> int:
     """Bytes that can still be used on ``device``, respecting the container's limit on a CPU."""
@@ -53,11 +55,10 @@ def bytes_per_row(model: nn.Module, example: Tensor) -> int:
 
     leaves = [module for module in model.modules() if not list(module.children())]
     handles = [module.register_forward_hook(count) for module in leaves]
-    was_training = model.training
     try:
-        model.eval()(example)
+        with evaluation_mode(model):
+            model(example)
     finally:
-        model.train(was_training)
         for handle in handles:
             handle.remove()
     # Every activation is kept, its gradient passes by, and a layer's work buffers are about as large again.

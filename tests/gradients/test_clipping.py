@@ -22,7 +22,7 @@ from sfumato.gradients import (
     clipped_sum,
 )
 from sfumato.gradients.piece import squared_norms
-from sfumato.layers import WSConv2d
+from sfumato.layers import Scale, WSConv2d
 
 CLIPPINGS: dict[str, Clipping] = {
     "flat": FlatClipping(),
@@ -110,6 +110,8 @@ def net(name: str) -> tuple[nn.Module, torch.Tensor]:
     body, shape = {
         "convolution": (nn.Conv2d(8, 8, 3, padding=1), (8, 3, 3)),
         "standardised": (WSConv2d(8, 8, 3), (8, 3, 3)),
+        "many channels": (nn.Conv2d(20, 8, 3, padding=1), (20, 3, 3)),
+        "many channels, standardised": (WSConv2d(20, 8, 3), (20, 3, 3)),
         "wide linear": (nn.Linear(40, 3000), (40,)),
         "positions": (nn.Linear(16, 16), (4, 16)),
     }[name]
@@ -118,8 +120,18 @@ def net(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e-3])
-@pytest.mark.parametrize("strategy", ["columns", "library", "gram", "product", "outer"])
-@pytest.mark.parametrize("name", ["convolution", "standardised", "wide linear", "positions"])
+@pytest.mark.parametrize("strategy", ["columns", "library", "direct", "gram", "product", "outer"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "convolution",
+        "standardised",
+        "many channels",
+        "many channels, standardised",
+        "wide linear",
+        "positions",
+    ],
+)
 def test_one_units_contribution_is_within_the_bound_in_float64(name, strategy, scale):
     model, inputs = net(name)
     for row in range(len(inputs)):
@@ -142,12 +154,12 @@ CANCELLING = {
     "convolution": (
         (nn.Conv2d(16, 16, 3), nn.InstanceNorm2d(16, eps=1.0)),
         (16, 5, 5),
-        ["columns", "library", "gram"],
+        ["columns", "library", "direct", "gram"],
     ),
     "standardised": (
         (WSConv2d(16, 16, 3, padding=0), nn.InstanceNorm2d(16, eps=1.0)),
         (16, 5, 5),
-        ["columns", "library", "gram"],
+        ["columns", "library", "direct", "gram"],
     ),
 }
 
@@ -169,6 +181,71 @@ def test_the_bound_holds_where_large_terms_cancel(name, strategy, offset):
         assert norm_of(total.gradients) <= clip_norm
 
 
+@pytest.mark.parametrize("step", [1e-2, 1e-3, 1e-4])
+@pytest.mark.parametrize("strategy", ["product", "columns", "library", "direct", "gram"])
+@pytest.mark.parametrize("layer", ["linear", "1x1", "3x3", "standardised"])
+def test_the_bound_holds_for_images_made_to_cancel(layer, strategy, step):
+    """Two grey levels over many channels: rounding adds up instead of averaging out."""
+    torch.manual_seed(0)
+    wide = 512
+    body, shape = {
+        "linear": ((nn.Linear(wide, 16, bias=False), Centred()), (2, wide)),
+        "1x1": ((nn.Conv2d(wide, 16, 1), nn.InstanceNorm2d(16, eps=1.0)), (wide, 1, 2)),
+        "3x3": ((nn.Conv2d(wide, 16, 3, padding=1), nn.InstanceNorm2d(16, eps=1.0)), (wide, 2, 2)),
+        "standardised": ((WSConv2d(wide, 16, 1), nn.InstanceNorm2d(16, eps=1.0)), (wide, 1, 2)),
+    }[layer]
+    inputs = torch.full((1, *shape), 0.7)
+    if layer == "standardised":  # which takes away what all channels have in common
+        inputs = inputs + torch.rand(wide, 1, 1)
+    inputs.select(1 if layer == "linear" else -1, 1).mul_(1 + step)
+    model = classifier(*body, nn.Tanh(), inputs=inputs)
+    model[-1].requires_grad_(False)
+    for bright in (1.0, 30.0):
+        one, target = bright * inputs, torch.tensor([1])
+        clip_norm = float(reference(model.double(), one.double(), target).norms) / 3
+        total = clipped_sum(model.float(), one, target, clip_norm=clip_norm, choices=Forced(wanted=strategy))
+        assert norm_of(total.gradients) <= clip_norm * (1 + 2e-4)
+
+
+@pytest.mark.parametrize("strategy", ["product", "outer", "gram"])
+def test_the_bound_holds_where_squares_would_vanish_or_overflow(strategy):
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 3))
+    model[2].requires_grad_(False).weight.data.mul_(1e-23)
+    model[0].weight.data.zero_()
+    inputs = torch.full((1, 8), 1e18)
+    total = clipped_sum(model, inputs, torch.tensor([0]), clip_norm=1e-6, choices=Forced(wanted=strategy))
+    assert norm_of(total.gradients) <= 1e-6
+    assert norm_of(total.gradients) > 0.99e-6  # control: without a clip it would be longer
+
+
+@pytest.mark.parametrize("body", ["bias", "standardised", "norm", "scale"])
+def test_the_bound_holds_under_half_precision(body):
+    torch.manual_seed(4)
+    layers = {
+        "bias": (nn.Conv2d(3, 24, 3),),
+        "standardised": (WSConv2d(3, 24, 3),),
+        "norm": (nn.Conv2d(3, 24, 3), nn.GroupNorm(4, 24)),
+        "scale": (nn.Conv2d(3, 24, 3), Scale()),
+    }[body]
+    inputs = torch.randn(12, 3, 6, 6)
+    model = classifier(*layers, nn.Tanh(), inputs=inputs)
+    for name, value in model.named_parameters():
+        value.requires_grad_(value.ndim < 2 and not name.startswith("3"))
+    for row in range(len(inputs)):
+        one, target = inputs[row : row + 1], torch.tensor([row % 3])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            free = clipped_sum(model, one, target, clip_norm=1e9)
+            clip_norm = norm_of(free.gradients) / 3
+            total = clipped_sum(model, one, target, clip_norm=clip_norm)
+        assert 0.99 * clip_norm < norm_of(total.gradients) <= clip_norm
+
+
+@pytest.mark.parametrize("stability", [0.0, -0.3, float("nan")])
+def test_automatic_clipping_needs_a_positive_stability(stability):
+    with pytest.raises(ConfigError, match="bad-stability"):
+        AutomaticClipping(stability=stability)
+
+
 @pytest.mark.parametrize("unit_index", [None, UNEVEN], ids=["rows", "uneven units"])
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_removing_a_unit_moves_the_sum_by_at_most_the_sensitivity(clipping, unit_index):
@@ -188,17 +265,17 @@ def test_removing_a_unit_moves_the_sum_by_at_most_the_sensitivity(clipping, unit
 
 @pytest.mark.parametrize("poison", [float("inf"), float("nan"), 1e38])
 @pytest.mark.parametrize("unit_index", [None, UNEVEN], ids=["rows", "uneven units"])
-@pytest.mark.parametrize("strategy", ["columns", "library", "gram", "product", "outer"])
+@pytest.mark.parametrize("strategy", ["columns", "library", "direct", "gram", "product", "outer"])
 @pytest.mark.parametrize("layer", ["convolution", "standardised", "positions", "torch.func"])
 def test_a_unit_whose_gradient_is_not_finite_counts_as_zero(layer, strategy, unit_index, poison):
     torch.manual_seed(9)
-    shape = (8, 4, 16) if layer == "positions" else (8, 8, 3, 3)
+    shape = (8, 4, 16) if layer == "positions" else (8, 18, 3, 3)
     inputs, targets = torch.randn(shape), torch.arange(8) % 3
     body = {
-        "convolution": nn.Conv2d(8, 8, 3, padding=1),
-        "standardised": WSConv2d(8, 8, 3),
+        "convolution": nn.Conv2d(18, 8, 3, padding=1),
+        "standardised": WSConv2d(18, 8, 3),
         "positions": nn.Linear(16, 16),
-        "torch.func": nn.ConvTranspose2d(8, 8, 3),
+        "torch.func": nn.ConvTranspose2d(18, 8, 3),
     }[layer]
     model = classifier(body, nn.Softsign(), inputs=inputs)
     index = torch.arange(8) if unit_index is None else unit_index

@@ -10,7 +10,7 @@ from comparison import UNEVEN, assert_exact, classifier
 from torch import nn
 
 from oracles import distance, reference
-from sfumato.gradients import clipped_sum
+from sfumato.gradients import clipped_sum, fused
 from sfumato.layers import FrozenBatchNorm, Scale, WSConv2d
 
 # Two notes of torch's on its own speed; everything else stays an error.
@@ -43,6 +43,8 @@ CONVOLUTIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "replicated border": (lambda: nn.Conv2d(6, 8, 3, padding=(1, 2), padding_mode="replicate"), (6, 4, 3)),
     "patches": (lambda: nn.Conv2d(3, 8, 4, stride=4), (3, 8, 8)),
+    "many channels": (lambda: nn.Conv2d(19, 7, 3, padding=1), (19, 5, 4)),
+    "many channels, strided": (lambda: nn.Conv2d(16, 6, (2, 3), stride=(2, 1), padding=(0, 2)), (16, 5, 5)),
     "1d": (lambda: nn.Conv1d(6, 8, 3, padding=1, stride=2), (6, 7)),
     "1d, groups, dilated": (lambda: nn.Conv1d(4, 8, 3, padding="same", dilation=3, groups=2), (4, 7)),
     "3d": (lambda: nn.Conv3d(4, 6, (2, 3, 2), padding=(1, 1, 0)), (4, 2, 3, 3)),
@@ -67,7 +69,10 @@ def test_every_strategy_of_convolutions_is_met():
     for make, shape in CONVOLUTIONS.values():
         inputs = torch.randn(3, *shape)
         met |= assert_exact(classifier(make(), nn.Tanh(), inputs=inputs), inputs)
-    assert {"columns", "library", "gram"} <= met
+    compiled = (
+        {"direct"} if fused.offers_unit_filters(torch.zeros(1, 16, 2, 2), torch.zeros(1, 1, 2, 2)) else set()
+    )
+    assert {"columns", "library", "gram"} | compiled <= met
 
 
 def ws_conv(*args: int, gain: float = 1.0, bias: float = 0.0, held: bool = False, **options: int) -> WSConv2d:
@@ -89,6 +94,8 @@ STANDARDISED = {
     "grouped": (lambda: ws_conv(4, 8, 3, groups=2), (4, 4, 3)),
     "dilated": (lambda: ws_conv(8, 8, 3, dilation=2), (8, 4, 4)),
     "1x1, stride 2": (lambda: ws_conv(12, 12, 1, stride=2), (12, 4, 4)),
+    "many channels": (lambda: ws_conv(18, 8, 3), (18, 3, 3)),
+    "many channels, stride 2": (lambda: ws_conv(32, 8, 3, stride=2), (32, 5, 5)),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from oracles import distance, reference
-from sfumato.errors import ModelError
+from sfumato.errors import ModelError, PrivacyError
 from sfumato.gradients import Choices, clipped_sum
 from sfumato.layers import WSConv2d
 
@@ -363,8 +365,108 @@ class WithMask(nn.Module):
         return self.head(self.mixing(x, torch.ones(4, 4).tril().to(x)).mean(dim=1))
 
 
-def test_a_shared_mask_is_exact_and_refused_where_it_could_be_one_entry_per_row():
+def test_a_mask_that_all_rows_share_is_no_row_even_where_its_length_is_theirs():
     model = WithMask()
     assert_exact(model, torch.randn(5, 4, 6))
-    with pytest.raises(ModelError, match="ambiguous-argument"):
-        clipped_sum(model, torch.randn(4, 4, 6), torch.zeros(4, dtype=torch.int64), clip_norm=1.0)
+    assert_exact(model, torch.randn(4, 4, 6))
+
+
+class SequenceFirst(nn.Module):
+    """Positions first, as transformers of old: (positions, rows, channels) inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.inner(x.transpose(0, 1))).mean(dim=0))
+
+
+def test_a_layer_that_has_positions_first_is_exact_even_with_as_many_rows_as_positions():
+    for rows in (3, 4, 5):
+        assert_exact(SequenceFirst(), torch.randn(rows, 4, 6))
+
+
+def test_frozen_batch_norm_stays_frozen():
+    """In evaluation mode inside a model in training mode: measuring memory may not wake it up."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 3))
+    model[:2].requires_grad_(False)
+    model.train()
+    model[1].eval()
+    before = model[1].running_mean.clone()
+    inputs = torch.randn(6, 3, 4, 4)
+    total = clipped_sum(model, inputs, torch.zeros(6, dtype=torch.int64), clip_norm=1.0, choices=Choices())
+    assert not model[1].training
+    assert model.training
+    assert torch.equal(before, model[1].running_mean)
+    expected = reference(model, inputs, torch.zeros(6, dtype=torch.int64))
+    assert distance(total.gradients, expected.clipped_sum(1.0)) < 1e-5
+
+
+class Overwritten(nn.Module):
+    """Writes into what a layer has just returned, which is a view."""
+
+    def __init__(self, layer: nn.Module, *, factor: float | None = None) -> None:
+        super().__init__()
+        self.layer, self.factor = layer, factor
+        self.first = nn.Conv2d(3, 16, 1) if not isinstance(layer, nn.Linear) else nn.Linear(5, 5)
+
+    def forward(self, x):
+        y = self.layer(self.first(x))
+        return y.relu_() if self.factor is None else y.mul_(self.factor)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "factor"),
+    [
+        (nn.Linear(5, 5), (4, 5), None),
+        (nn.InstanceNorm2d(16, affine=True), (3, 4, 4), None),
+        (nn.GroupNorm(4, 16), (3, 4, 4), 30.0),
+        (WSConv2d(16, 16, 3), (3, 2, 2), 30.0),
+        (WSConv2d(16, 16, 3), (3, 2, 2), None),
+    ],
+    ids=["linear", "instance norm", "group norm", "standardised, scaled", "standardised"],
+)
+def test_what_is_written_into_a_layers_output_is_seen(layer, shape, factor):
+    torch.manual_seed(5)
+    inputs = torch.randn(6, *shape)
+    assert_exact(classifier(Overwritten(layer, factor=factor), inputs=inputs), inputs)
+
+
+def test_claims_follow_hooks_and_modes():
+    torch.manual_seed(6)
+    model, inputs = made("residual")
+    targets, choices = torch.arange(len(inputs)) % 3, Choices()
+    clipped_sum(model, inputs, targets, clip_norm=1.0, choices=choices)
+    model.conv1.register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    total = clipped_sum(model, inputs, targets, clip_norm=1.0, choices=choices)
+    expected = reference(model, inputs, targets)
+    assert distance(total.gradients, expected.clipped_sum(1.0)) < 1e-5
+
+
+def test_a_model_with_a_bare_parameter_is_let_go():
+    model, inputs = made("bare parameters")
+    choices, gone = Choices(), weakref.ref(model)
+    clipped_sum(model, inputs, torch.arange(len(inputs)) % 3, clip_norm=1.0, choices=choices)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.inner(x)
+        return self.head(x)
+
+
+def test_what_cannot_be_trained_is_told():
+    with pytest.raises(ModelError, match="hidden-gradient"):
+        clipped_sum(Hidden(), torch.randn(3, 4), torch.zeros(3, dtype=torch.int64), clip_norm=1.0)
+    model = nn.Sequential(nn.Embedding(9, 4, max_norm=1.0), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(PrivacyError, match="embedding-options"):
+        clipped_sum(model, torch.randint(9, (3, 2)), torch.zeros(3, dtype=torch.int64), clip_norm=1.0)

@@ -233,17 +233,19 @@ def row_gradients(
     """
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     rows = []
+    # PyTorch's group norm crashes in channels last if its scale is trained and its input wants no gradient.
+    image = [inputs.detach().requires_grad_()] if inputs.is_floating_point() else []
     with torch.enable_grad():
-        outputs = model(inputs)
+        outputs = model(*(image or [inputs]))
         for i in range(len(inputs)):
             value = loss(outputs[i : i + 1], targets[i : i + 1])
             found = torch.autograd.grad(
-                value, list(trained.values()), allow_unused=True, retain_graph=i + 1 < len(inputs)
+                value, [*trained.values(), *image], allow_unused=True, retain_graph=i + 1 < len(inputs)
             )
             rows.append(
                 {
                     name: torch.zeros_like(parameter) if gradient is None else gradient
-                    for (name, parameter), gradient in zip(trained.items(), found, strict=True)
+                    for (name, parameter), gradient in zip(trained.items(), found, strict=False)
                 }
             )
     return rows

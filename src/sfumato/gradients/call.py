@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +27,16 @@ class Call:
     kwargs: dict[str, Any]
     segments: Segments
     versions: tuple[int, ...] = ()
+    output_versions: tuple[int, ...] = ()
     outputs: tuple[Tensor, ...] | None = None  # kept only for rules that need them
+    shared: frozenset[int | str] = frozenset()  # arguments that are the same for all rows
     gradients: tuple[Tensor | None, ...] = ()  # one per output tensor; None where the loss does not see it
     state: tuple[Tensor, ...] | None = None  # statistics that the forward pass has computed already
     key: Hashable = None  # what the choice of a strategy depends on
 
     @property
     def input(self) -> Tensor:
-        return self.args[0] if self.args else next(iter(self.kwargs.values()))
+        return tensors_in(self.args, self.kwargs)[0]
 
     @property
     def gradient(self) -> Tensor:
@@ -44,9 +46,16 @@ class Call:
         """Forget the tensors; what the pieces still need they hold themselves."""
         self.args, self.kwargs, self.outputs, self.gradients, self.state = (), {}, None, (), None
 
+    def note_versions(self) -> None:
+        """Remember the tensors as they are, so that a later change in place is noticed."""
+        self.versions = _versions(tensors_in(self.args, self.kwargs))
+        self.output_versions = _versions(self.outputs or ())
+
     def check_unchanged(self) -> None:
         """Refuse to go on if an in-place operation has overwritten what the gradient needs."""
-        if tuple(tensor._version for tensor in tensors_in(self.args, self.kwargs)) != self.versions:
+        if self.outputs is not None and _versions(self.outputs) != self.output_versions:
+            self.outputs = None  # a strategy less
+        if _versions(tensors_in(self.args, self.kwargs)) != self.versions:
             raise ModelError(
                 "changed-in-place",
                 f"the input of {self.path or 'the model'} ({type(self.module).__name__}) "
@@ -70,6 +79,10 @@ Rule = Callable[[Call], list[Strategy]]
 
 # Some layers find their pieces on the way to their input's gradient: g -> (input gradient, pieces).
 BackwardPass = Callable[[Tensor], tuple[Tensor, dict[str, Piece]]]
+
+
+def _versions(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    return tuple(tensor._version for tensor in tensors)
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

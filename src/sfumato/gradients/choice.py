@@ -32,7 +32,7 @@ class Choices:
 
     deterministic: bool = False
     strategies: dict[Hashable, str] = field(default_factory=dict)
-    claims: weakref.WeakKeyDictionary[nn.Module, list[Claim]] = field(
+    claims: weakref.WeakKeyDictionary[nn.Module, tuple[object, list[Claim]]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     row_bytes: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = field(

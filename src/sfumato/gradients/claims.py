@@ -33,20 +33,21 @@ RULES: dict[type[nn.Module], Rule] = {
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), instance_norm_rule),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), batch_norm_rule),
 }
-PASSES: dict[Rule, Callable[[Call], BackwardPass | None]] = {group_norm_rule: group_norm_pass}
+PASSES = {nn.GroupNorm: group_norm_pass}
 OWN_NAMES = frozenset({"weight", "bias"})  # what the rules above know of a layer
 WHOLE = (nn.MultiheadAttention,)  # use their children's parameters without calling the children
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A module that answers for some of the model's trained parameters."""
+    """A module that answers for some of the model's trained parameters; named, not held."""
 
     path: str
-    module: nn.Module
     parameters: dict[str, str]  # name within the module -> name in the model
     rule: Rule
-    kind: str = ""  # the layer's settings in words, for choosing its strategy
+    kind: str  # the layer's settings in words, for choosing its strategy
+    backward: Callable[[Call], BackwardPass | None] | None = None  # a backward pass that finds the pieces too
+    shared: frozenset[int | str] = frozenset()  # arguments that are the same for all rows
 
 
 def claims_of(model: nn.Module) -> list[Claim]:
@@ -63,7 +64,9 @@ def claims_of(model: nn.Module) -> list[Claim]:
             own = {name: value for name, value in module._parameters.items() if value is not None}
         mine = {name: names[id(value)] for name, value in own.items() if id(value) in names}
         if mine:
-            claims.append(Claim(path, module, mine, rule_for(module, mine), repr(module)))
+            rule = rule_for(module, mine)
+            backward = None if rule is fallback_rule else PASSES.get(type(module))
+            claims.append(Claim(path, mine, rule, repr(module), backward))
     return claims
 
 
@@ -105,6 +108,5 @@ def hand_up(model: nn.Module, claims: list[Claim], lost: Iterable[Claim]) -> lis
         mine = {f"{last}.{name}": target for name, target in claim.parameters.items()}
         if parent in by_path:
             mine = {**by_path[parent].parameters, **mine}
-        above = model.get_submodule(parent)
-        by_path[parent] = Claim(parent, above, mine, fallback_rule, repr(above))
+        by_path[parent] = Claim(parent, mine, fallback_rule, repr(model.get_submodule(parent)))
     return list(by_path.values())

@@ -16,6 +16,7 @@ from sfumato.gradients.piece import Piece
 from sfumato.gradients.segments import Segments, check_unit_index, microbatches, singletons
 from sfumato.gradients.tape import record
 
+SMALLEST_CLIP_NORM = 1e-12
 MARGIN_IN_EPS = 32  # covers the rounding of norms, factors and the sum: 4e-6 in float32
 
 FLAT = FlatClipping()
@@ -66,9 +67,12 @@ def clipped_sum(
     clipping), over all trained parameters together, whatever its rows contain. A unit whose gradient is not
     finite counts as zero. The model must treat each row on its own: ``sfumato.doctor.check_model`` tells.
     """
-    if not clip_norm > 0:
+    if not clip_norm >= SMALLEST_CLIP_NORM:
         raise ConfigError(
-            "bad-clip-norm", f"clip_norm is {clip_norm}.", fix="Give a positive number, such as 1."
+            "bad-clip-norm",
+            f"clip_norm is {clip_norm}.",
+            why="It must be positive, and not so small that squares of such numbers vanish.",
+            fix="Give a positive number, such as 1.",
         )
     model = getattr(model, "_orig_mod", model)  # a compiled model: its layers are those of the original
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -88,10 +92,9 @@ def clipped_sum(
     losses = torch.zeros(units, dtype=torch.float64, device=device)
     for chosen, which, segments in _passes(rows, unit_index, max_rows, device):
         pieces, values = record(model, inputs[chosen], targets[chosen], loss, segments, choices)
-        norms[which], losses[which] = (
-            _add_clipped(totals, pieces, segments, clip_norm, clipping),
-            values.double(),
-        )
+        with torch.autocast(device.type, enabled=False):  # half precision would round the sum past the bound
+            norms[which] = _add_clipped(totals, pieces, segments, clip_norm, clipping)
+        losses[which] = values.double()
     return ClippedSum(
         gradients=totals, norms=norms, losses=losses, sensitivity=clipping.sensitivity(clip_norm)
     )

@@ -13,6 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sfumato.errors import ConfigError
+
+SMALLEST = torch.finfo(torch.float32).tiny  # below it float32 has no full precision
+
 SquaredNorms = Mapping[str, Tensor]  # parameter name -> float64 (units,)
 
 
@@ -37,10 +41,11 @@ def clip_factors(norms: Tensor, clip_norm: float, margin: float = 0.0) -> Tensor
     """Factor that brings each unit's gradient to norm at most ``clip_norm``.
 
     Guarantee: factor * norm <= clip_norm * (1 - margin), where the margin covers the rounding of
-    everything that follows. A norm that is not finite gets factor 0.
+    everything that follows. A norm that is not finite, or so large that the factor would lose its digits,
+    gets factor 0.
     """
     factors = (clip_norm * (1 - margin) / norms).clamp(max=1.0)
-    return torch.where(norms.isfinite(), factors, 0.0)
+    return torch.where(norms.isfinite() & (factors > SMALLEST), factors, 0.0)
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,15 @@ class AutomaticClipping:
     """
 
     stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.stability > 0:
+            raise ConfigError(
+                "bad-stability",
+                f"stability is {self.stability}.",
+                why="The bound C * |g| / (|g| + stability) < C needs a positive number.",
+                fix="Take the usual 0.01.",
+            )
 
     def sensitivity(self, clip_norm: float) -> float:
         return clip_norm

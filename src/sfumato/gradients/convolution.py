@@ -64,7 +64,8 @@ def bias_piece(call: Call) -> dict[str, Piece]:
     """The bias sees the plain sum of the output gradients."""
     if "bias" not in call.names:
         return {}
-    return {"bias": Materialised(call.segments.sum(position_sums(call.gradient)))}
+    gradient = call.gradient.to(call.module.bias.dtype)
+    return {"bias": Materialised(call.segments.sum(position_sums(gradient)))}
 
 
 def offers_direct(conv: Convolution) -> bool:

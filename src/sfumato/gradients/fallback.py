@@ -10,7 +10,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sfumato.errors import ModelError
-from sfumato.gradients.call import Call, Strategy, tensors_in
+from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.piece import Materialised, Piece
 
 STOCHASTIC = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -37,21 +37,26 @@ def _pieces(call: Call) -> dict[str, Piece]:
     constants = {name: value.detach() for name, value in state.items()}
     trained = {name: constants.pop(name) for name in sorted(call.names)}
     rows = len(next(g for g in call.gradients if g is not None))
-    _check_arguments(call, rows)
     found: dict[str, list[Tensor]] = {name: [] for name in trained}
+
+    def axis(key: int | str, value: Any) -> int | None:
+        """0 for an argument with one entry per row, None for one that all rows share."""
+        has_rows = isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows
+        return 0 if has_rows and key not in call.shared else None
+
+    dims = (
+        tuple(axis(key, value) for key, value in enumerate(call.args)),
+        {key: axis(key, value) for key, value in call.kwargs.items()},
+        tuple(None if g is None else 0 for g in call.gradients),
+    )
     for group in call.segments.groups:
 
-        def split(value: Any, group=group) -> Any:
-            return group.split(value) if _has_rows(value, rows) else value
+        def split(value: Any, dim: int | None, group=group) -> Any:
+            return value if dim is None else group.split(value)
 
-        args = tuple(split(value) for value in call.args)
-        kwargs = {name: split(value) for name, value in call.kwargs.items()}
-        gradients = tuple(None if g is None else group.split(g) for g in call.gradients)
-        dims = (
-            tuple(0 if _has_rows(value, rows) else None for value in call.args),
-            {name: 0 if _has_rows(value, rows) else None for name, value in call.kwargs.items()},
-            tuple(None if g is None else 0 for g in gradients),
-        )
+        args = tuple(split(value, dim) for value, dim in zip(call.args, dims[0], strict=True))
+        kwargs = {name: split(value, dims[1][name]) for name, value in call.kwargs.items()}
+        gradients = tuple(split(g, dim) for g, dim in zip(call.gradients, dims[2], strict=True))
 
         def unit_gradient(args, kwargs, gradients):
             def outputs(parameters):
@@ -89,23 +94,6 @@ def _one_by_one(unit_gradient, dims, operands) -> dict[str, Tensor]:
         for unit in range(units)
     ]
     return {name: torch.stack([one[name] for one in each]) for name in each[0]}
-
-
-def _check_arguments(call: Call, rows: int) -> None:
-    """Refuse a square argument that could be one entry per row or, as a mask, one matrix for all of them."""
-    for value in tensors_in(call.args, call.kwargs):
-        if value is not call.input and value.dim() > 1 and value.shape[:2] == (rows, rows):
-            raise ModelError(
-                "ambiguous-argument",
-                f"{call.path} ({type(call.module).__name__}) was called on {rows} rows with an argument of "
-                f"shape {tuple(value.shape)}.",
-                why="It may have one entry per row, or be one matrix for all rows: gradients would differ.",
-                fix="Take another number of rows at a time: --set performance.microbatch_size=...",
-            )
-
-
-def _has_rows(value: Any, rows: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows
 
 
 def output_tensors(output: Any) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+VERSION = 1  # of fused.c: an older library would be called with arguments it does not know
 MAX_CHANNELS = 16_384
 CHUNK_VALUES = 524_288  # values whose product stays in cache until it is summed
 
@@ -96,7 +97,7 @@ def filter_moments(filters: Tensor, directions: Tensor) -> Tensor:
         sums = filters.sum(dim=3).double().sum(dim=0)
         along = (filters * directions[:, None]).sum(dim=3).double().sum(dim=0)
         return torch.stack([squares, sums, along])
-    result = torch.empty(3, units, count, dtype=torch.float64)
+    result = torch.empty(3, units, count, dtype=torch.float64, device="cpu")
     sizes = (parts, filters.stride(0), units, count, length)
     _call(library.filter_moments, filters, directions.contiguous(), *sizes, result)
     return result
@@ -126,10 +127,10 @@ def unit_filters(
     filters, *space = gradients.shape[1:]
     sizes = [num_units, rows // num_units, *space, *in_space, filters, channels, *geometry]
     result = inputs.new_empty(num_units, filters, *geometry[:2], channels)
-    moments = torch.empty(3, num_units, filters, dtype=torch.float64)
+    moments = torch.empty(3, num_units, filters, dtype=torch.float64, device="cpu")
     shifts = inputs.new_empty(num_units, filters)
     found = (result, moments, shifts)
-    shape = torch.tensor(sizes, dtype=torch.int64)
+    shape = torch.tensor(sizes, dtype=torch.int64, device="cpu")
     _call(_compiled().unit_filters, shape, gradients, inputs, directions.contiguous(), *found)
     return found
 
@@ -141,8 +142,9 @@ def _compiled() -> ctypes.CDLL | None:
         path = Path(__file__).with_name(f"_fused{suffix}")
         if path.is_file():
             try:
-                return ctypes.CDLL(str(path))  # not a Python module: it neither needs nor touches Python
-            except OSError:  # built elsewhere
+                library = ctypes.CDLL(str(path))  # not a Python module: it neither needs nor touches Python
+                return library if library.fused_version() == VERSION else None
+            except (OSError, AttributeError):  # built elsewhere, or from an older source
                 return None
     return None
 

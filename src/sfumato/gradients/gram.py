@@ -23,11 +23,12 @@ def gram_products(conv: Convolution, gradients: Tensor) -> Tensor:
         units = max(1, GRAM_VALUES // positions**2)
         for first in range(0, len(inputs), units):
             part = slice(first, first + units)
-            patches = _patch_gram(inputs[part], conv.geometry, tuple(g.shape[3:]))
-            flat = g[part].transpose(1, 2).flatten(2)  # (units, out_channels, rows * positions)
+            # float64: terms may cancel to nothing, which an image can be made for
+            patches = _patch_gram(inputs[part].double(), conv.geometry, tuple(g.shape[3:]))
+            flat = g[part].double().transpose(1, 2).flatten(2)  # (units, out_channels, rows * positions)
             outputs = torch.bmm(flat.transpose(1, 2), flat)
             start = group.units.start + first
-            result[start : start + len(outputs)] = gram_norms(patches, outputs)
+            result[start : start + len(outputs)] = gram_norms(patches, outputs, gradients.dtype)
     return result
 
 

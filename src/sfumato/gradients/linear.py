@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from sfumato.errors import PrivacyError
 from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.piece import (
     Deferred,
@@ -47,13 +48,15 @@ def linear_rule(call: Call) -> list[Strategy]:
         return scaled.flatten(0, 1).t() @ zero_where_dropped(x, per_row).flatten(0, 1)
 
     def by_outer() -> dict[str, Piece]:
-        return {**bias(), "weight": Deferred(squared_norms(g) * squared_norms(x), form_sum)}
+        # float64 before the product: a tiny g, squared, would vanish beside a huge x
+        return {**bias(), "weight": Deferred(squared_norms(g.double()) * squared_norms(x.double()), form_sum)}
 
     def by_gram() -> dict[str, Piece]:
         norms = []
         for group in segments.groups:
-            xs, gs = group.split(x).flatten(1, 2), group.split(g).flatten(1, 2)
-            norms.append(gram_norms(torch.bmm(xs, xs.transpose(1, 2)), torch.bmm(gs, gs.transpose(1, 2))))
+            xs, gs = (group.split(value).flatten(1, 2).double() for value in (x, g))
+            pairs = torch.bmm(xs, xs.transpose(1, 2)), torch.bmm(gs, gs.transpose(1, 2))
+            norms.append(gram_norms(*pairs, dtype))
         return {**bias(), "weight": Deferred(torch.cat(norms), form_sum)}
 
     if "weight" not in call.names:
@@ -72,6 +75,14 @@ def linear_rule(call: Call) -> list[Strategy]:
 def embedding_rule(call: Call) -> list[Strategy]:
     """nn.Embedding: a unit's gradient is non-zero only in the rows that it looked up."""
     module, dtype = call.module, call.module.weight.dtype
+    if module.max_norm is not None or module.scale_grad_by_freq:
+        raise PrivacyError(
+            "embedding-options",
+            f"{call.path} (Embedding) has max_norm or scale_grad_by_freq.",
+            why="max_norm rewrites the weights of looked-up entries without noise; scale_grad_by_freq makes "
+            "a gradient depend on other examples.",
+            fix="Build it without them.",
+        )
     tokens = call.input.reshape(len(call.input), -1)
     g = call.gradient.to(dtype).reshape(*tokens.shape, -1)
     if module.padding_idx is not None:
@@ -93,9 +104,9 @@ def embedding_rule(call: Call) -> list[Strategy]:
     def by_gram() -> dict[str, Piece]:
         norms = []
         for group in segments.groups:
-            ids, gs = group.split(tokens).flatten(1), group.split(g).flatten(1, 2)
+            ids, gs = group.split(tokens).flatten(1), group.split(g).flatten(1, 2).double()
             same = ids[:, :, None] == ids[:, None, :]
-            norms.append(gram_norms(torch.bmm(gs, gs.transpose(1, 2)), same))
+            norms.append(gram_norms(torch.bmm(gs, gs.transpose(1, 2)), same, dtype))
         return {"weight": Deferred(torch.cat(norms), form_sum)}
 
     pairs = sum(

@@ -123,9 +123,9 @@ def scale_rule(call: Call) -> list[Strategy]:
     """A layer that multiplies by one learnt number and one constant."""
 
     def pieces() -> dict[str, Piece]:
-        products = position_products(
-            call.gradient.reshape(len(call.input), 1, -1), call.input.reshape(len(call.input), 1, -1)
-        )
-        return {"scale": Materialised(call.segments.sum(products.flatten() * call.module.constant))}
+        dtype = call.module.scale.dtype
+        values = [value.to(dtype).reshape(len(value), 1, -1) for value in (call.gradient, call.input)]
+        products = position_products(*values).flatten() * call.module.constant
+        return {"scale": Materialised(call.segments.sum(products))}
 
     return [Strategy("reduce", float(call.input.numel()), pieces)]

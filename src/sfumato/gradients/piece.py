@@ -6,6 +6,7 @@ what its strategy needs: the units' gradients themselves, or the layer's inputs 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+ROUNDING_GUARD = 256  # how much larger than rounding a Gram norm must be to be taken as it is
 BLOCK = 4096  # values whose squares are added in the tensor's own precision; blocks are added in float64
 
 
@@ -39,8 +41,10 @@ def squared_norms(gradients: Tensor) -> Tensor:
     if whole < flat.shape[1]:
         parts.append(flat[:, None, whole:])
     total = torch.zeros(len(flat), dtype=torch.float64, device=flat.device)
+    # half precision would round the norm itself by more than the clip's margin
+    dtype = torch.promote_types(flat.dtype, torch.float32)
     for part in parts:
-        total += torch.linalg.vector_norm(part, dim=2).double().square().sum(dim=1)
+        total += torch.linalg.vector_norm(part, dim=2, dtype=dtype).double().square().sum(dim=1)
     return total
 
 
@@ -90,16 +94,17 @@ class Deferred:
         return self.form_sum(factors)
 
 
-def gram_norms(first: Tensor, second: Tensor) -> Tensor:
-    """(units, positions, positions) twice -> (units,): the sum over all pairs of positions, float64.
+def gram_norms(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+    """(units, positions, positions) twice, float64 -> (units,): the sum over all pairs of positions.
 
-    Guarantee: never smaller than the squared norm it stands for. Large terms may cancel, so what their
-    rounding can have lost, eps * (sum over positions of |x_s| |g_s|)^2, is added back.
+    Guarantee: a unit's sum, formed in ``dtype`` afterwards, is not longer than its norm says beyond 1e-4 of
+    it. Where large terms cancel, that sum is mostly rounding: eps * sqrt(positions) * sum of |x_s| |g_s| is
+    what rounding may leave, and it counts as part of the norm as soon as it could matter.
     """
     products = first * second
-    lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().double().sum(dim=1)
-    lost = torch.finfo(products.dtype).eps * lengths.square()
-    return products.sum(dim=2).double().sum(dim=1).clamp(min=0) + lost
+    lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(dim=1)
+    rounding = torch.finfo(dtype).eps * math.sqrt(products.shape[1]) * lengths
+    return products.sum(dim=(1, 2)).clamp(min=0) + (ROUNDING_GUARD * rounding).square()
 
 
 def weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
 """One forward pass that remembers each layer's input, and one backward pass for input gradients only.
 
-Parameters are detached for the pass, so autograd computes no weight gradient; each layer's output tells its
-gradient when the backward pass comes by, and the layer is settled there and then.
+Parameters are detached for the pass, so autograd computes no weight gradient. When the backward pass comes by
+a layer it is settled there and then: its output tells the gradient, or it has a backward pass of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,10 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from sfumato.errors import ModelError
 from sfumato.gradients.call import BackwardPass, Call, tensors_in
 from sfumato.gradients.choice import Choices, shape_key
-from sfumato.gradients.claims import PASSES, Claim, claims_of, hand_up
+from sfumato.gradients.claims import Claim, claims_of, hand_up
 from sfumato.gradients.fallback import output_tensors
 from sfumato.gradients.piece import Materialised, Piece
 from sfumato.gradients.segments import Segments
@@ -39,9 +41,11 @@ class Tape:
         self.waiting: list[tuple[Claim, Call]] = []
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self, model: nn.Module) -> Iterator[None]:
         handles = [
-            claim.module.register_forward_hook(partial(self._record, claim), with_kwargs=True)
+            model.get_submodule(claim.path).register_forward_hook(
+                partial(self._record, claim), with_kwargs=True
+            )
             for claim in self.claims
         ]
         try:
@@ -52,7 +56,7 @@ class Tape:
 
     def _record(self, claim: Claim, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         inputs, outputs = tensors_in(args, kwargs), output_tensors(output)
-        if not inputs or not outputs or not all(map(self._has_rows, (inputs[0], *outputs))):
+        if not has_rows(inputs, outputs, self.num_rows):
             self.lost.append(claim)
             return None
         call = Call(
@@ -62,16 +66,17 @@ class Tape:
             args=tree_map(_detached, args),
             kwargs=tree_map(_detached, kwargs),
             segments=self.segments,
+            shared=claim.shared,
             state=_saved_statistics(outputs[0]),
             gradients=(None,) * len(outputs),
         )
-        call.versions = tuple(tensor._version for tensor in tensors_in(call.args, call.kwargs))
         call.key = shape_key(call, claim.kind)
         if self.choices.needs_outputs(call.key) and getattr(type(module), "keeps_output", False):
             call.outputs = tuple(_detached(value) for value in outputs)
+        call.note_versions()
         for name in claim.parameters.values():
             self.uses[name] = self.uses.get(name, 0) + 1
-        backward = PASSES[claim.rule](call) if claim.rule in PASSES and inputs[0].requires_grad else None
+        backward = claim.backward(call) if claim.backward and inputs[0].requires_grad else None
         if backward is not None:
             passed = partial(self._passed, claim, call, backward)
             return _OnePass.apply(inputs[0], (outputs[0].detach(), passed))
@@ -81,18 +86,19 @@ class Tape:
         index = 0
         for position, value in enumerate(leaves):
             if isinstance(value, Tensor) and value.is_floating_point():
+                if not torch.is_grad_enabled():
+                    raise _hidden_gradient(claim, module)
                 leaves[position] = self._watched(value, partial(self._arrived, claim, call, index))
                 index += 1
         return tree_unflatten(leaves, tree)
-
-    def _has_rows(self, value: Tensor) -> bool:
-        return value.dim() > 0 and len(value) == self.num_rows
 
     def _watched(self, value: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
         """The output with a listener; where autograd has not begun yet, it begins here."""
         if not value.requires_grad:
             self.roots.append(value.new_empty(0, requires_grad=True))
             value = _Begun.apply(self.roots[-1], (value.detach(),))
+        elif value._is_view():  # written into in place, it would leave its listener behind
+            value = _OnePass.apply(value, (value.detach(), lambda gradient: gradient))
         value.register_hook(arrived)
         return value
 
@@ -151,44 +157,54 @@ def record(
 ) -> tuple[dict[str, Piece], Tensor]:
     """Pieces of every trained parameter that the loss sees, and each unit's loss."""
     detached = {name: value.detach() for name, value in model.named_parameters()}
-    known = choices.claims.get(model)
-    claims = known if known is not None and _still_current(model, known) else claims_of(model)
+    state = _state_of(model)
+    known_state, claims = choices.claims.get(model, (None, []))
+    probed = known_state == state
+    if not probed:
+        claims = claims_of(model)
     while True:
+        if not probed:
+            claims, lost = _probed(model, claims, inputs[:1], targets[:1], loss)
+            if lost:
+                claims = hand_up(model, claims, lost)
+                continue
+            probed = True
         tape = Tape(claims, segments, len(inputs), choices)
         with torch.enable_grad():
-            with tape.recording():
+            with tape.recording(model):
                 outputs = functional_call(model, detached, (inputs,))
-            lost = {claim.path: claim for claim in tape.lost}
-            if claims is not known:
-                lost |= _used_around(model, claims, inputs[:1], targets[:1], loss)
-            if lost:
-                claims = hand_up(model, claims, lost.values())
+            if tape.lost:
+                claims = hand_up(model, claims, {claim.path: claim for claim in tape.lost}.values())
+                probed = False
                 continue
             per_unit = segments.sum(row_losses(loss, outputs, targets)) / segments.sizes
             tape.backward(per_unit.sum())
-        choices.claims[model] = claims
+        choices.claims[model] = (state, claims)
         return tape.pieces, per_unit.detach()
 
 
-def _still_current(model: nn.Module, claims: list[Claim]) -> bool:
-    """Whether the claims cover just the parameters that are trained now, by the layers that are there now."""
-    claimed = {target for claim in claims for target in claim.parameters.values()}
-    modules = dict(model.named_modules())
-    return claimed == {name for name, value in model.named_parameters() if value.requires_grad} and all(
-        modules.get(claim.path) is claim.module for claim in claims
-    )
+def _state_of(model: nn.Module) -> tuple[object, ...]:
+    """What the claims depend on: which parameters are trained, by which layers, in which mode and hooks."""
+    layers = [
+        (path, id(module), module.training, len(module._forward_hooks), len(module._forward_pre_hooks))
+        for path, module in model.named_modules()
+    ]
+    return (*layers, *(name for name, value in model.named_parameters() if value.requires_grad))
 
 
-def _used_around(
+def _probed(
     model: nn.Module, claims: list[Claim], inputs: Tensor, targets: Tensor, loss: Loss
-) -> dict[str, Claim]:
-    """Claims whose parameters the loss sees otherwise than through a call of their layer.
+) -> tuple[list[Claim], list[Claim]]:
+    """The claims, with the arguments that all rows share; and those that cannot stand.
 
-    One row is sent through with every layer's own parameters detached while the layer runs: a parameter
-    that has a gradient all the same is used around its layer.
+    One row is sent through with every layer's own parameters detached while the layer runs. A layer that
+    meets anything but one row does not have rows first, whatever lengths happen to be equal in a batch. A
+    parameter that has a gradient all the same is used around its layer.
     """
     leaves = {name: value.detach().requires_grad_() for name, value in model.named_parameters()}
     outside: list[list[tuple[nn.Module, str, Tensor]]] = []
+    shared: dict[str, set[int | str]] = {claim.path: set() for claim in claims}
+    lost: dict[str, Claim] = {}
 
     def enter(claim: Claim, module: nn.Module, _args: object) -> None:
         owners = [
@@ -198,23 +214,40 @@ def _used_around(
         for owner, last, value in outside[-1]:
             owner._parameters[last] = value.detach()
 
-    def leave(_module: nn.Module, _args: object, _output: object) -> None:
+    def leave(claim: Claim, _module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
         for owner, last, value in outside.pop():
             owner._parameters[last] = value
+        if not has_rows(tensors_in(args, kwargs), output_tensors(output), 1):
+            lost[claim.path] = claim
+        for key, value in (*enumerate(args), *kwargs.items()):
+            if isinstance(value, Tensor) and (value.dim() == 0 or len(value) != 1):
+                shared[claim.path].add(key)
 
-    handles = [claim.module.register_forward_pre_hook(partial(enter, claim)) for claim in claims]
-    handles += [claim.module.register_forward_hook(leave) for claim in claims]
+    handles = []
+    for claim in claims:
+        module = model.get_submodule(claim.path)
+        handles.append(module.register_forward_pre_hook(partial(enter, claim)))
+        handles.append(module.register_forward_hook(partial(leave, claim), with_kwargs=True))
     try:
-        value = row_losses(loss, functional_call(model, leaves, (inputs,)), targets).sum()
+        with torch.enable_grad():
+            value = row_losses(loss, functional_call(model, leaves, (inputs.clone(),)), targets).sum()
     finally:
         for handle in handles:
             handle.remove()
-    if not value.requires_grad:
-        return {}
-    wanted = [target for claim in claims for target in claim.parameters.values()]
-    found = torch.autograd.grad(value, [leaves[name] for name in wanted], allow_unused=True)
-    used = {name for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
-    return {claim.path: claim for claim in claims if used & set(claim.parameters.values())}
+    claims = [replace(claim, shared=frozenset(shared[claim.path])) for claim in claims]
+    if value.requires_grad:
+        wanted = [target for claim in claims for target in claim.parameters.values()]
+        found = torch.autograd.grad(value, [leaves[name] for name in wanted], allow_unused=True)
+        used = {name for name, gradient in zip(wanted, found, strict=True) if gradient is not None}
+        lost |= {claim.path: claim for claim in claims if used & set(claim.parameters.values())}
+    return claims, list(lost.values())
+
+
+def has_rows(inputs: list[Tensor], outputs: tuple[Tensor, ...], rows: int) -> bool:
+    """Whether a layer's input and its outputs have one entry for each row."""
+    if not inputs or not outputs:
+        return False
+    return all(value.dim() > 0 and len(value) == rows for value in (inputs[0], *outputs))
 
 
 def row_losses(loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
@@ -231,6 +264,15 @@ def row_losses(loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
         return vmap(one)(outputs, targets)
     except RuntimeError:  # the loss looks at values, which vmap does not allow
         return torch.stack([one(tree_map(lambda v, i=i: v[i], outputs), targets[i]) for i in range(rows)])
+
+
+def _hidden_gradient(claim: Claim, module: nn.Module) -> ModelError:
+    return ModelError(
+        "hidden-gradient",
+        f"{claim.path} ({type(module).__name__}) is to be trained, but called under torch.no_grad().",
+        why="No gradient reaches its parameters.",
+        fix="Freeze it (requires_grad_(False)), or call it without no_grad().",
+    )
 
 
 class _Begun(torch.autograd.Function):

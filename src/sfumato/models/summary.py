@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.layers import WSConv2d
+from sfumato.modes import evaluation_mode
 
 _PRODUCTS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, WSConv2d)
 
@@ -65,12 +66,10 @@ def summarise(model: nn.Module, input_shape: tuple[int, ...]) -> ModelSummary:
         and (not list(module.children()) or list(module.parameters(recurse=False)))
     ]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    training = model.training
     try:
-        with torch.no_grad():
-            model.eval()(torch.zeros(1, *input_shape, device=device))
+        with torch.no_grad(), evaluation_mode(model):
+            model(torch.zeros(1, *input_shape, device=device))
     finally:
-        model.train(training)
         for handle in handles:
             handle.remove()
     return ModelSummary(
