@@ -178,6 +178,13 @@ def test_steps_and_rate_follow_the_budget_and_the_number_of_units():
     assert chosen(8.0, 50_000)[0] > steps
     assert chosen(8.0, 50_000)[1] > 3 * rate
     assert chosen(1.0, 5_000)[1] < rate / 4
+    plain = with_settings(recipe_for(), {"privacy.epsilon": None, "privacy.enabled": False})
+    plain = with_budget_settings(plain, num_units=50_000, delta=1e-5).training
+    assert plain.num_steps > chosen(8.0, 50_000)[0]  # no noise limits it
+    assert rate < plain.learning_rate < chosen(8.0, 50_000)[1]  # but nothing is clipped either
+    assert (
+        chosen(8.0, 500_000)[1] < 1.05 * chosen(8.0, 50_000)[1]
+    )  # and no rate is too large for the noise-free sum
     fixed = with_settings(recipe_for(), {"training.num_steps": 7, "training.learning_rate": 1.0})
     assert with_budget_settings(fixed, num_units=50_000, delta=1e-5).training.num_steps == 7
 
