@@ -281,7 +281,14 @@ def test_the_command_begins_with_weights_and_keeps_their_full_path(
 
     data = image_folder(train=10, test=4, size=8)
     small = ["--set", "model.options.width=4", "--set", "model.options.groups=2"]
-    small += ["--set", "data.image_size=8", "--set", "training.num_epochs=1"]
+    small += [
+        "--set",
+        "data.image_size=8",
+        "--set",
+        "training.num_epochs=1",
+        "--set",
+        "training.learning_rate=0.05",
+    ]
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
