@@ -18,6 +18,7 @@ MECHANISM_PARTS = {
     "accounting",
     "randomness",
     "memory",
+    "modes",
 }
 COUPLING = {
     "privacy",
@@ -32,6 +33,7 @@ FOUNDATIONS = {
     "noise": {"randomness"},
     "discrete_gaussian": {"randomness"},
     "sampling": {"randomness"},
+    "memory": {"modes"},
     "gradients": {"memory"},  # how many rows fit at a time: a performance setting
 }
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "core", "engine", "misc", "base"}

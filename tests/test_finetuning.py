@@ -193,7 +193,7 @@ def test_weights_without_a_guarantee_are_refused_unless_declared_public(public_r
         from_weights(public_run, model__weights_are_public=True), out=tmp_path / "run", data=small_splits()
     )
     assert "others, which are taken to be public" in result.privacy["statement"]
-    assert result.privacy["weights_from"] == {"data": "others", "public": True}
+    assert result.privacy["weights_from"] == {"data": "others", "public": True, "unprotected": ["others"]}
     assert "taken to be public" in (tmp_path / "run/release/README.md").read_text()
 
 

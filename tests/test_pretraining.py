@@ -58,7 +58,7 @@ def test_the_second_stage_begins_with_the_weights_of_the_first(tmp_path):
     assert changed == {"head.weight", "head.bias"}
     assert all(torch.equal(first[name], second[name]) for name in set(first) - changed)
     assert "weights trained on digits, which are taken to be public" in result.privacy["statement"]
-    assert result.privacy["weights_from"] == {"data": "digits", "public": True}
+    assert result.privacy["weights_from"] == {"data": "digits", "public": True, "unprotected": ["digits"]}
     assert (
         "NO PRIVACY"
         in json.loads((tmp_path / "run/pretraining/release/privacy.json").read_text())["statement"]

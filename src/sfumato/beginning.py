@@ -20,6 +20,8 @@ from sfumato.models import find_variant
 from sfumato.pretraining import check_public_data, check_same_stage, stage_recipe
 from sfumato.recipe import ModelSettings, PrivacySettings, Recipe
 
+FROM_IMAGENET = ("imagenette", "tiny-imagenet")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
@@ -29,6 +31,7 @@ class Beginning:
     public: bool
     events: tuple[Event, ...] = ()
     fingerprint: str | None = None
+    unprotected: tuple[str, ...] = ()  # names of all data behind the weights that no guarantee covers
     mean: tuple[float, ...] | None = None  # how images were normalised for these weights
     std: tuple[float, ...] | None = None
     uncounted_search: bool = False  # the settings of a private beginning were chosen at a cost it left out
@@ -61,7 +64,9 @@ def find_beginning(
     )
     if place is None:
         if imagenet:
-            return None, Beginning(data="ImageNet", public=True)
+            if recipe.privacy.enabled and splits.train.name in FROM_IMAGENET:
+                raise saw_these_images(f"the images of {splits.train.name} are of ImageNet, as the weights")
+            return None, Beginning(data="ImageNet", public=True, unprotected=("ImageNet", *FROM_IMAGENET))
         if settings.trained != "all" and stage is None and not own_model:
             raise ConfigError(
                 "nothing-to-fine-tune",
@@ -129,6 +134,11 @@ def judge(
         "std": tuple(config["std"]) if config else None,
     }
     declared = settings.weights_are_public or public_data is not None
+    inherited = tuple(((checkpoint.privacy or {}).get("weights_from") or {}).get("unprotected", ()))
+    own = () if checkpoint.data is None or (checkpoint.is_private and not declared) else (checkpoint.data,)
+    shared["unprotected"] = (*inherited, *own)
+    if privacy.enabled and train.name in inherited:
+        raise saw_these_images(f"{checkpoint.path} began with weights trained on {train.name}, unprotected")
     if not privacy.enabled:
         return Beginning(public=True, **shared)
     if declared:

@@ -81,7 +81,7 @@ def last_layer_sums(
     """Clipped sums of the last layer in closed form; None where the engine has to be used."""
     if (
         not isinstance(views, LastLayerViews)
-        or units.max_images > 1
+        or not units.are_images
         or model.head.weight.device.type != "cpu"
     ):
         return None

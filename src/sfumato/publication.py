@@ -88,7 +88,8 @@ def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, Any]:
     beginning = prepared.beginning
     if beginning is not None:
         privacy["statement"] += f"\n{beginning.text}"
-        privacy["weights_from"] = {"data": beginning.data, "public": beginning.public}
+        origin = {"data": beginning.data, "public": beginning.public}
+        privacy["weights_from"] = {**origin, "unprotected": list(beginning.unprotected)}
     if prepared.plan is None:
         return privacy
     if num_steps < prepared.num_steps:

@@ -53,6 +53,11 @@ class Units:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @property
+    def are_images(self) -> bool:
+        """Whether unit u is image u: not so for patients, even if one image of each counts in a step."""
+        return torch.equal(self.rows, torch.arange(len(self)))
+
     def choose(self, unit: int, generator: torch.Generator) -> Tensor:
         """The unit's images for this step: all, or a fresh random choice of ``max_images``."""
         mine = self.rows[int(self.offsets[unit]) : int(self.offsets[unit + 1])]

@@ -38,7 +38,7 @@ def bright_and_dark(count: int, *, seed: int, patients: bool = False) -> ImageSe
     images = dead_leaves(count, seed=seed)
     labels = torch.arange(count) % 2
     images[labels == 1, :, :, ::3] = 0
-    owners = torch.arange(count) // 2 * 2 + labels if patients else None
+    owners = torch.arange(count) // 4 * 2 + labels if patients else None  # two images each
     return ImageSet(images=images, labels=labels, classes=("whole", "striped"), patients=owners)
 
 
@@ -210,3 +210,17 @@ def test_a_model_without_fixed_features_is_refused():
     splits = DataSplits(train=bright_and_dark(20, seed=1), val=None, test=None)
     with pytest.raises(ConfigError, match="no-fixed-features"):
         prepare(recipe, data=splits)
+
+
+def test_patients_are_no_images_even_if_one_image_of_each_counts():
+    patients = torch.tensor([0, 0, 0, 1, 2])
+    data = ImageSet(
+        images=torch.zeros(5, 1, 2, 2, dtype=torch.uint8),
+        labels=torch.zeros(5, dtype=torch.int64),
+        classes=("a", "b"),
+        patients=patients,
+        name="x",
+        fingerprint="f",
+    )
+    assert not Units.patients(data, max_images=1).are_images
+    assert Units.images(data).are_images

@@ -177,8 +177,11 @@ def _finite(values: Tensor) -> Tensor:
 
 def _squared_norms(rows: Tensor) -> Tensor:
     size = piece_rows(rows.shape[1])
-    pieces = [rows[i : i + size].double().square().sum(1) for i in range(0, len(rows), size)]
-    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.float64)
+    # One result from the start: a small one kept between large ones that are freed would break up the memory.
+    result = torch.empty(len(rows), dtype=torch.float64)
+    for start in range(0, len(rows), size):
+        torch.sum(rows[start : start + size].double().square_(), dim=1, out=result[start : start + size])
+    return result
 
 
 def _pairs_within(unit_index: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,7 @@ class FeatureViews:
     ) -> Iterator[Microbatch]:
         """The units' rows; rows are small, so that more of them fit than ``max_rows`` images."""
         size = max(max_rows, _ROWS_AT_ONCE)
-        if units.max_images == 1:  # every image is a unit
+        if units.are_images:
             for start in range(0, len(indices), size):
                 chosen = units.rows[indices[start : start + size]]
                 yield self._microbatch(units.data, chosen, torch.arange(len(chosen)), device)
@@ -99,7 +99,7 @@ def release_centre(
         model.centre.copy_(views.features.mean(0))
     elif settings.mean_noise_multiplier:
         owner = None
-        if units.max_images > 1:  # patients: each counts once, with the mean of all their rows
+        if not units.are_images:  # patients: each counts once, with the mean of all their rows
             sizes = units.offsets.diff()
             owner = torch.empty(len(units.rows), dtype=torch.int64)
             owner[units.rows] = torch.arange(len(sizes)).repeat_interleave(sizes)
@@ -120,7 +120,7 @@ def closed_form_sums(
 
     Call it when the centre is final: the centred rows are computed here, once.
     """
-    if not isinstance(views, FeatureViews) or units.max_images > 1 or model.centre.device.type != "cpu":
+    if not isinstance(views, FeatureViews) or not units.are_images or model.centre.device.type != "cpu":
         return None
     rows = torch.empty(views.features.shape)
     for start in range(0, len(rows), _ROWS_AT_ONCE):
