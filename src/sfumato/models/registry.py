@@ -122,7 +122,8 @@ def _built(
 def _check_groups(name: str, model: nn.Module, groups: int) -> None:
     """Refuse a number of groups that was asked for and that a norm layer could not have."""
     norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
-    other = next((module for module in norms if module.num_groups != groups), None)
+    # more groups than channels: every channel its own, which is what was meant
+    other = next((norm for norm in norms if norm.num_groups != min(groups, norm.num_channels)), None)
     if other is not None:
         common = math.gcd(*(module.num_channels for module in norms))
         raise ConfigError(
