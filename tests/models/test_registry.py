@@ -79,7 +79,7 @@ def test_groups_that_were_asked_for_are_there_or_refused() -> None:
     with pytest.raises(ConfigError, match=r"bad-groups.*groups=3 does not divide the 64 channels"):
         create_model("resnet9", num_classes=10, groups=3)
     with pytest.raises(ConfigError, match="Use a divisor of 8"):
-        create_model("resnet9", num_classes=10, width=8, groups=16)
+        create_model("resnet9", num_classes=10, width=8, groups=3)
     model = create_model("resnet9", num_classes=10, width=8, groups=4)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.GroupNorm)]
     assert {norm.num_groups for norm in norms} == {4}
