@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from sfumato.data import ImageSet, normalise
 from sfumato.features.cache import OnProgress, features_of
-from sfumato.models.fixed_features import FeatureClassifier
+from sfumato.models.fixed_features import FixedFeatures
 from sfumato.modes import evaluation_mode
 
 
@@ -65,7 +65,7 @@ def evaluate(
 
     Fixed features are taken from their cache, or computed into it, which ``on_progress`` is told of.
     """
-    if isinstance(model, FeatureClassifier):
+    if isinstance(model, FixedFeatures):
         rows = features_of(model.extractor, data.images, on_progress=on_progress)
         logits = predict_rows(model, rows)
     else:
@@ -74,7 +74,7 @@ def evaluate(
 
 
 @torch.inference_mode()
-def predict_rows(model: FeatureClassifier, rows: Tensor, *, batch_size: int = 4096) -> Tensor:
+def predict_rows(model: FixedFeatures, rows: Tensor, *, batch_size: int = 1024) -> Tensor:
     """Logits (N, classes) of rows of features, on the CPU."""
     device = model.centre.device
     return torch.cat([model(part.to(device)).float().cpu() for part in rows.split(batch_size)])

@@ -5,16 +5,14 @@ De et al. 2022, section 4.2, fine-tune the last layer on stored features, with b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from sfumato.data import ImageSet
 from sfumato.features.cache import OnProgress, features_of
-from sfumato.features.head import HeadSum
-from sfumato.gradients import ClippedSum
 from sfumato.models.classifier import Classifier
 from sfumato.units import Microbatch, Units, Views
 
@@ -50,6 +48,10 @@ class LastLayerViews:
         """The images themselves, for whoever does not use ``features``."""
         return self.images.microbatches(units, indices, max_rows=max_rows, generator=generator, device=device)
 
+    def head_rows(self, model: nn.Module) -> Tensor | None:
+        """What the last layer sees: it alone is trained."""
+        return self.features
+
 
 class Trunk(nn.Module):
     """Everything before the last layer, on pixels from 0 to 1; ``described`` tells its cache entry apart."""
@@ -73,24 +75,3 @@ def last_layer_views(
         return views
     trunk = Trunk(model, mean=views.mean, std=views.std)
     return LastLayerViews(images=views, features=features_of(trunk, train.images, on_progress=on_progress))
-
-
-def last_layer_sums(
-    model: nn.Module, views: object, units: Units
-) -> Callable[[Tensor, float], ClippedSum] | None:
-    """Clipped sums of the last layer in closed form; None where the engine has to be used."""
-    if (
-        not isinstance(views, LastLayerViews)
-        or not units.are_images
-        or model.head.weight.device.type != "cpu"
-    ):
-        return None
-    sums = HeadSum(views.features, units.data.labels, num_classes=model.head.out_features)
-
-    def total(indices: Tensor, clip_norm: float) -> ClippedSum:
-        chosen = None if len(indices) == len(units) else indices
-        weight, bias = model.head.weight.detach(), model.head.bias.detach()
-        found = sums(weight, bias, clip_norm=clip_norm, indices=chosen)
-        return replace(found, gradients={f"head.{name}": value for name, value in found.gradients.items()})
-
-    return total

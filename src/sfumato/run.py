@@ -25,7 +25,6 @@ from sfumato.evaluation import Scores, evaluate
 from sfumato.features.rows import closed_form_sums, release_centre
 from sfumato.gradients import Choices
 from sfumato.interruption import Interruption, deferred_interrupts
-from sfumato.last_layer import last_layer_sums
 from sfumato.ledger import Account, Ledger
 from sfumato.memory import keep_freed_memory
 from sfumato.optimisation import Schedule, build_optimizer
@@ -308,8 +307,7 @@ class Run:
             spend=self.account.spend,
             max_rows=self.max_rows,
             normalised_update=prepared.recipe.training.normalised_update,
-            closed_form=closed_form_sums(prepared.model, prepared.views, prepared.units)
-            or last_layer_sums(prepared.model, prepared.views, prepared.units),
+            closed_form=closed_form_sums(prepared.model, prepared.views, prepared.units),
             # timing the engine's strategies would make a seeded run round differently each time
             choices=Choices(deterministic=True) if prepared.recipe.training.seed is not None else None,
             start_step=self.step,

@@ -36,6 +36,7 @@ class KnownSet:
     num_test: int
     terms: str
     cite: str
+    mirror: bool = True  # whether a mirrored image shows the same; writing does not
 
     @property
     def is_built_in(self) -> bool:
@@ -81,6 +82,7 @@ KNOWN_SETS: dict[str, KnownSet] = {
             num_test=1797,
             terms="CC BY 4.0",
             cite="Alpaydin and Kaynak 1998",
+            mirror=False,
         ),
         KnownSet(
             name="generated",
@@ -105,6 +107,7 @@ KNOWN_SETS: dict[str, KnownSet] = {
             num_test=10_000,
             terms="CC BY-SA 3.0",
             cite="LeCun et al. 1998",
+            mirror=False,
         ),
         KnownSet(
             name="cifar10",

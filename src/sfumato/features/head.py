@@ -20,6 +20,7 @@ from sfumato.noise import add_noise
 from sfumato.randomness import RandomSource
 
 ROUNDING = 1e-6  # relative room for float32 products of up to a million rows' worth of one row's contribution
+_LARGEST_NORM = 1e30  # of a row that counts
 _PIECE_BYTES = 4 << 20  # of features per piece: read from memory once, used twice
 
 
@@ -46,36 +47,26 @@ def private_mean(
 
 
 class HeadSum:
-    """Clipped gradient sums of a softmax regression over fixed rows; what does not change is computed once.
+    """Clipped gradient sums of a softmax regression over fixed rows, each row a unit.
 
-    ``unit_index`` groups rows into units: a unit's gradient is the mean over its rows, clipped once. The
-    exact norm of that mean needs the products of the unit's rows with each other, which are kept.
+    What does not change from step to step is computed once.
     """
 
-    def __init__(
-        self, rows: Tensor, targets: Tensor, *, num_classes: int, unit_index: Tensor | None = None
-    ) -> None:
-        self.targets, self.num_classes = targets, num_classes
-        self.rows, self.unit_index = rows, unit_index
-        if unit_index is not None:
-            order = torch.argsort(unit_index, stable=True)  # a unit's rows become neighbours
-            self.rows, self.targets, self.unit_index = rows[order], targets[order], unit_index[order]
-            self._pairs = _pairs_within(self.unit_index)
-            self._products = _row_products(self.rows, *self._pairs)
-        else:
-            self._products = _squared_norms(rows) + 1.0
-        self._rows_are_finite = bool(self._products.isfinite().all())
+    def __init__(self, rows: Tensor, targets: Tensor, *, num_classes: int) -> None:
+        self.rows, self.targets, self.num_classes = rows, targets, num_classes
+        squares = _squared_norms(rows) + 1.0
+        # Beyond it a factor times p - y would fall among float32's subnormal numbers, which are too coarse.
+        self._squares = torch.where(squares <= _LARGEST_NORM**2, squares, math.inf)
+        self._rows_are_finite = bool(self._squares.isfinite().all())
 
     def __call__(
         self, weight: Tensor, bias: Tensor, *, clip_norm: float, indices: Tensor | None = None
     ) -> ClippedSum:
-        """The sum over all units, or over the units in ``indices``, each clipped to ``clip_norm``.
+        """The sum over all rows, or over those in ``indices``, each clipped to ``clip_norm``.
 
-        Guarantee: each unit's factor times its norm is at most ``clip_norm``; norms in float64, factors
-        rounded down; a unit whose gradient is not finite counts as zero.
+        Guarantee: each row's factor times its norm is at most ``clip_norm``; norms in float64, factors
+        rounded down; a row whose gradient is not finite, or longer than 1e30 itself, counts as zero.
         """
-        if self.unit_index is not None:
-            return self._over_units(weight, bias, clip_norm=clip_norm, indices=indices)
         count = len(self.rows) if indices is None else len(indices)
         norms, losses = torch.empty(count, dtype=torch.float64), torch.empty(count)
 
@@ -92,7 +83,8 @@ class HeadSum:
             with one_per_core() as pool:
                 totals = list(pool.map(share, pairwise(cuts)))
         total_weight, total_bias = (sum(parts) for parts in zip(*totals, strict=True))
-        return _clipped(total_weight, total_bias, norms, losses, clip_norm)
+        gradients = {"weight": total_weight, "bias": total_bias}
+        return ClippedSum(gradients=gradients, norms=norms, losses=losses, sensitivity=clip_norm)
 
     def _share(
         self,
@@ -107,7 +99,7 @@ class HeadSum:
         size = piece_rows(self.rows.shape[1])
         total_weight, total_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         buffer = self.rows.new_empty(size, self.rows.shape[1])  # fresh memory would cost more than the sum
-        all_rows, targets, products = self.rows, self.targets[chosen], self._products[chosen]
+        all_rows, targets, squares = self.rows, self.targets[chosen], self._squares[chosen]
         if isinstance(chosen, slice):
             all_rows = all_rows[chosen]
         for start in range(0, len(targets), size):
@@ -117,34 +109,12 @@ class HeadSum:
             else:
                 rows = torch.index_select(all_rows, 0, chosen[piece], out=buffer[: len(targets[piece])])
             residual, losses[piece] = _residual(rows, targets[piece], weight, bias)
-            norms[piece] = (residual.double().square().sum(0) * products[piece]).sqrt()
+            norms[piece] = (residual.double().square().sum(0) * squares[piece]).sqrt()
             residual *= _factors(norms[piece], clip_norm).to(residual.dtype)
             residual = _finite(residual)
             total_weight.addmm_(residual, rows if self._rows_are_finite else _finite(rows))
             total_bias += residual.sum(1)
         return total_weight, total_bias
-
-    def _over_units(
-        self, weight: Tensor, bias: Tensor, *, clip_norm: float, indices: Tensor | None
-    ) -> ClippedSum:
-        num_units = int(self.unit_index.max()) + 1
-        residual, losses = _residual(self.rows, self.targets, weight, bias)
-        sizes = torch.bincount(self.unit_index, minlength=num_units).double()
-        first, second = self._pairs
-        exact = residual.double()
-        products = (exact[:, first] * exact[:, second]).sum(0) * self._products
-        squares = torch.zeros(num_units, dtype=torch.float64).index_add_(0, self.unit_index[first], products)
-        norms = squares.clamp_min(0).sqrt() / sizes  # the mean over the unit's rows
-        norms = torch.where(squares.isfinite(), norms, math.nan)
-        taken = torch.ones(num_units, dtype=torch.bool)
-        if indices is not None:
-            taken = torch.zeros(num_units, dtype=torch.bool).index_fill_(0, indices, True)
-        factors = torch.where(taken, _factors(norms, clip_norm) / sizes, 0.0)
-        residual = _finite(residual * factors[self.unit_index].to(residual.dtype))
-        per_unit = torch.zeros(num_units).index_add_(0, self.unit_index, losses) / sizes.float()
-        return _clipped(
-            residual @ _finite(self.rows), residual.sum(1), norms[taken], per_unit[taken], clip_norm
-        )
 
 
 def piece_rows(num_features: int) -> int:
@@ -182,29 +152,3 @@ def _squared_norms(rows: Tensor) -> Tensor:
     for start in range(0, len(rows), size):
         torch.sum(rows[start : start + size].double().square_(), dim=1, out=result[start : start + size])
     return result
-
-
-def _pairs_within(unit_index: Tensor) -> tuple[Tensor, Tensor]:
-    """All ordered pairs of rows of one unit; ``unit_index`` is ascending."""
-    sizes = torch.bincount(unit_index)
-    starts = sizes.cumsum(0) - sizes
-    per_row = sizes[unit_index]
-    first = torch.arange(len(unit_index)).repeat_interleave(per_row)
-    within = torch.arange(len(first)) - (per_row.cumsum(0) - per_row).repeat_interleave(per_row)
-    return first, starts[unit_index[first]] + within
-
-
-def _row_products(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """⟨x_i, x_j⟩ + 1 of the pairs, in float64."""
-    size = piece_rows(rows.shape[1])
-    pieces = [
-        (rows[first[i : i + size]].double() * rows[second[i : i + size]].double()).sum(1)
-        for i in range(0, len(first), size)
-    ]
-    return torch.cat(pieces) + 1.0
-
-
-def _clipped(weight: Tensor, bias: Tensor, norms: Tensor, losses: Tensor, clip_norm: float) -> ClippedSum:
-    return ClippedSum(
-        gradients={"weight": weight, "bias": bias}, norms=norms, losses=losses, sensitivity=clip_norm
-    )

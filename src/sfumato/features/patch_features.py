@@ -92,10 +92,12 @@ class PatchFeatures(nn.Module):
         num_directions: int = 2500,
         grid: int = 3,
         spread: float = 0.5,
+        mirror: bool = True,
     ) -> None:
         super().__init__()
-        self.image_size, self.in_channels = image_size, in_channels
+        self.image_size, self.in_channels, self.mirror = image_size, in_channels, mirror
         self.described = {"patches": 1, "size": image_size, "grid": grid, "spread": spread}
+        self.described |= {} if mirror else {"mirror": False}
         stride = max(1, image_size // 32)
         self.layers = nn.ModuleList(
             [PatchLayer(in_channels, patch_size=6, num_patches=num_patches, stride=stride)]
@@ -135,13 +137,14 @@ class PatchFeatures(nn.Module):
 
     def pooled(self, images: Tensor) -> list[Tensor]:
         """Each layer's pooled responses, averaged with those of the mirrored image; not yet whitened."""
-        blocks = [
-            _in_pieces(
-                lambda part, layer=layer, pool=pool: pool(layer(part)) + pool(layer(part.flip(-1))), images
-            )
+        return [
+            _in_pieces(lambda part, layer=layer, pool=pool: self._one(part, layer, pool), images)
             for layer, pool in zip(self.layers, self.poolings, strict=True)
         ]
-        return [block.mul_(0.5) for block in blocks]
+
+    def _one(self, images: Tensor, layer: nn.Module, pool: SoftPooling) -> Tensor:
+        responses = pool(layer(images))
+        return (responses + pool(layer(images.flip(-1)))).mul_(0.5) if self.mirror else responses
 
     def forward(self, images: Tensor) -> Tensor:
         blocks = zip(self.whitenings, self.pooled(images), strict=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -16,13 +16,13 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from sfumato.accounting import SampledGaussian
-from sfumato.data import ImageSet
+from sfumato.data import KNOWN_SETS, ImageSet
 from sfumato.data.workspace import workspace
 from sfumato.errors import ConfigError
 from sfumato.features.cache import OnProgress, cache_home, checksum, features_of, not_writable
 from sfumato.features.head import HeadSum, private_mean
 from sfumato.gradients import ClippedSum
-from sfumato.models.fixed_features import FeatureClassifier
+from sfumato.models.fixed_features import FeatureClassifier, FixedFeatures
 from sfumato.units import Microbatch, Units
 
 if TYPE_CHECKING:
@@ -37,11 +37,19 @@ _FASTEST = 6.3  # the ratio above which a larger rate does harm whatever the noi
 _PLAIN_RATE = 2.0  # times reference_rate, without privacy: nothing is clipped then, and batches are smaller
 
 
+class HeadRows(Protocol):
+    """Whatever turns images into a model's inputs, and may know what its head sees of each of them."""
+
+    def head_rows(self, model: nn.Module) -> Tensor | None:
+        """(N, d), the same in every step, if the head is all that is trained; else None."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FeatureViews:
     """Takes the place of ``Views`` where the inputs are features: rows of ``features``, as they are."""
 
     features: Tensor  # (N, d) of the training images, in their order
+    rows_at_once: int = _ROWS_AT_ONCE  # a linear head needs little memory, so that more fit than images
     mean: tuple[float, ...] = (0.0,)  # the extractor wants plain pixels from 0 to 1
     std: tuple[float, ...] = (1.0,)
 
@@ -54,8 +62,8 @@ class FeatureViews:
         generator: torch.Generator,
         device: torch.device,
     ) -> Iterator[Microbatch]:
-        """The units' rows; rows are small, so that more of them fit than ``max_rows`` images."""
-        size = max(max_rows, _ROWS_AT_ONCE)
+        """The units' rows, as many at once as fit."""
+        size = max(max_rows, self.rows_at_once)
         if units.are_images:
             for start in range(0, len(indices), size):
                 chosen = units.rows[indices[start : start + size]]
@@ -65,6 +73,16 @@ class FeatureViews:
             sizes = torch.tensor([len(chosen) for chosen in group])
             unit_index = torch.arange(len(group)).repeat_interleave(sizes)
             yield self._microbatch(units.data, torch.cat(group), unit_index, device)
+
+    @torch.no_grad()
+    def head_rows(self, model: nn.Module) -> Tensor | None:
+        """The centred rows, under a linear head."""
+        if not isinstance(model, FeatureClassifier):
+            return None
+        rows = torch.empty(self.features.shape)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            rows[start : start + _ROWS_AT_ONCE] = model.features(self.features[start : start + _ROWS_AT_ONCE])
+        return rows
 
     def _microbatch(
         self, data: ImageSet, chosen: Tensor, unit_index: Tensor, device: torch.device
@@ -86,7 +104,7 @@ def mean_events(settings: FeatureSettings | None) -> tuple[SampledGaussian, ...]
 
 @torch.no_grad()
 def release_centre(
-    model: FeatureClassifier,
+    model: FixedFeatures,
     views: FeatureViews,
     units: Units,
     *,
@@ -112,27 +130,25 @@ def release_centre(
         model.centre.copy_(centre)
 
 
-@torch.no_grad()
 def closed_form_sums(
-    model: nn.Module, views: object, units: Units
+    model: nn.Module, views: HeadRows, units: Units
 ) -> Callable[[Tensor, float], ClippedSum] | None:
-    """Clipped sums of the head over units, five times as fast as the engine; None where it has to be used.
+    """Clipped sums of a linear head over units, five times as fast as the engine; None where that is needed.
 
-    Call it when the centre is final: the centred rows are computed here, once.
+    Call it when everything before the head is final: the head's rows are computed here, once.
     """
-    if not isinstance(views, FeatureViews) or not units.are_images or model.centre.device.type != "cpu":
+    if not units.are_images or next(model.parameters()).device.type != "cpu":
         return None
-    rows = torch.empty(views.features.shape)
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        rows[start : start + _ROWS_AT_ONCE] = model.features(views.features[start : start + _ROWS_AT_ONCE])
+    rows = views.head_rows(model)
+    if rows is None:
+        return None
     sums = HeadSum(rows, units.data.labels, num_classes=model.head.out_features)
 
     def total(indices: Tensor, clip_norm: float) -> ClippedSum:
         chosen = None if len(indices) == len(units) else indices
         weight, bias = model.head.weight.detach(), model.head.bias.detach()
         found = sums(weight, bias, clip_norm=clip_norm, indices=chosen)
-        named = {f"head.{name}": value for name, value in found.gradients.items()}
-        return replace(found, gradients=named)
+        return replace(found, gradients={f"head.{name}": value for name, value in found.gradients.items()})
 
     return total
 
@@ -150,7 +166,7 @@ def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int, de
                 fix="Begin with one of the recipes fast/*, for example --recipe fast/patches.",
             )
         return recipe
-    return with_budget_settings(with_image_size(recipe, train), num_units=num_units, delta=delta)
+    return with_budget_settings(with_image_options(recipe, train), num_units=num_units, delta=delta)
 
 
 def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float) -> Recipe:
@@ -181,14 +197,18 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return brentq(excess, 1e-6, 100.0 + 10 * epsilon)
 
 
-def with_image_size(recipe: Recipe, images: ImageSet) -> Recipe:
-    """The recipe with the images' size among the model's options, if the model has such an option."""
+def with_image_options(recipe: Recipe, images: ImageSet) -> Recipe:
+    """The recipe with what is public of the images among the model's options, unless it says otherwise.
+
+    Their size; and that a mirrored image may be of another class, for sets known to be so: writing.
+    """
     from sfumato.models import find_variant
 
-    if "image_size" not in find_variant(recipe.model.name).options():
-        return recipe
-    options = {"image_size": images.images.shape[-1], **recipe.model.options}
-    return replace(recipe, model=replace(recipe.model, options=options))
+    known = KNOWN_SETS.get(images.name)
+    found = {"image_size": images.images.shape[-1], "mirror": known is None or known.mirror}
+    wanted = find_variant(recipe.model.name).options()
+    options = {name: value for name, value in found.items() if name in wanted}
+    return replace(recipe, model=replace(recipe.model, options={**options, **recipe.model.options}))
 
 
 def fit_extractor(
@@ -201,7 +221,7 @@ def fit_extractor(
     """Fit the features on generated images, or take them from the cache; no private image enters."""
     if recipe.features is None:
         return
-    if not isinstance(model, FeatureClassifier):
+    if not isinstance(model, FixedFeatures):
         raise ConfigError(
             "no-fixed-features",
             f"the recipe has a [features] section, but {recipe.model.name} has no fixed features.",
@@ -233,4 +253,6 @@ def feature_views(
     """The training images' features, from the cache if they are there; None without a [features] section."""
     if recipe.features is None:
         return None
-    return FeatureViews(features=features_of(model.extractor, train.images, on_progress=on_progress))
+    features = features_of(model.extractor, train.images, on_progress=on_progress)
+    linear = isinstance(model, FeatureClassifier)
+    return FeatureViews(features=features, rows_at_once=_ROWS_AT_ONCE if linear else 1)

@@ -1,10 +1,13 @@
 """From scattering maps to rows: opponent colours, square root, soft pooling, mirror average, whitening.
 
 Tramèr & Boneh 2021 normalise the maps in groups. The square root does more for a whitened head: strong
-edges no longer drown weak texture (docs/features.md has the figures).
+edges no longer drown weak texture (docs/features.md has the figures). ``ScatterMaps`` keeps their way and the
+maps whole, for the small convolutional net that they put on top.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +20,7 @@ from sfumato.features.scattering import Scattering
 from sfumato.features.whitening import Whitening
 
 _ROWS_AT_ONCE = 4
+_GROUPS = 27  # of maps that are normalised together; 81 maps per channel
 # Brightness, red against blue, and green against both: orthonormal, so that colour and shape are told apart
 _OPPONENT = ((0.57735, 0.57735, 0.57735), (0.70711, 0.0, -0.70711), (0.40825, -0.81650, 0.40825))
 
@@ -32,13 +36,17 @@ class ScatterFeatures(nn.Module):
         num_directions: int = 2500,
         grid: int = 4,
         spread: float = 0.5,
+        mirror: bool = True,
+        group_norm: bool = False,
     ) -> None:
         super().__init__()
         self.image_size, self.in_channels = image_size, in_channels
+        self.mirror, self.group_norm = mirror, group_norm
         self.described = {"scatter": 2, "size": image_size, "grid": grid, "spread": spread}
-        self.shrink = max(1, image_size // 32)
+        self.described |= {} if mirror else {"mirror": False}
+        self.described |= {"group_norm": True} if group_norm else {}
+        self.shrink, side = _reduction(image_size)
         self.scattering = Scattering()
-        side = -(-(image_size // self.shrink) // 4)
         self.pooling = SoftPooling(side, grid=grid, spread=spread)
         self.whitening = Whitening(in_channels * self.scattering.num_maps * grid**2, num_directions)
 
@@ -55,8 +63,10 @@ class ScatterFeatures(nn.Module):
 
     def pooled(self, images: Tensor) -> Tensor:
         """Square roots of the maps, pooled and averaged with the mirrored image's; not yet whitened."""
-        pieces = [self._one(piece) + self._one(piece.flip(-1)) for piece in images.split(_ROWS_AT_ONCE)]
-        return torch.cat(pieces) / 2
+        pieces = images.split(_ROWS_AT_ONCE)
+        if not self.mirror:
+            return torch.cat([self._one(piece) for piece in pieces])
+        return torch.cat([self._one(piece) + self._one(piece.flip(-1)) for piece in pieces]) / 2
 
     def forward(self, images: Tensor) -> Tensor:
         return self.whitening(self.pooled(images))
@@ -66,9 +76,42 @@ class ScatterFeatures(nn.Module):
             images = F.avg_pool2d(images, self.shrink)
         if self.in_channels == 3:
             images = torch.einsum("dc,bchw->bdhw", images.new_tensor(_OPPONENT), images)
-        maps = self.scattering(images).unflatten(1, (self.in_channels, -1))
+        maps = self.scattering(images)
+        if self.group_norm:
+            return self.pooling(F.group_norm(maps, _GROUPS))
+        maps = maps.unflatten(1, (self.in_channels, -1))
         averages, moduli = maps[:, :, :1], maps[:, :, 1:]  # averages of colours have a sign, moduli have none
         return self.pooling(torch.cat([averages, moduli.sqrt()], dim=2).flatten(1, 2))
+
+
+class ScatterMaps(nn.Module):
+    """Images (B, C, H, W) from 0 to 1 → scattering maps normalised in groups, flattened to unit norm.
+
+    The input of Tramèr & Boneh's convolutional net; nothing has to be fitted.
+    """
+
+    def __init__(self, *, image_size: int = 32, in_channels: int = 3) -> None:
+        super().__init__()
+        self.described = {"scatter_maps": 1, "size": image_size}
+        self.shrink, side = _reduction(image_size)
+        self.scattering = Scattering()
+        self.shape = (in_channels * self.scattering.num_maps, side, side)
+
+    @property
+    def num_features(self) -> int:
+        return math.prod(self.shape)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.shrink > 1:
+            images = F.avg_pool2d(images, self.shrink)
+        pieces = [F.group_norm(self.scattering(part), _GROUPS) for part in images.split(_ROWS_AT_ONCE)]
+        return F.normalize(torch.cat(pieces).flatten(1), dim=1)
+
+
+def _reduction(image_size: int) -> tuple[int, int]:
+    """How far images are averaged down before scattering, and the side of the maps."""
+    shrink = max(1, image_size // 32)
+    return shrink, -(-(image_size // shrink) // 4)
 
 
 class _Pooled(nn.Module):

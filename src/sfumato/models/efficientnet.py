@@ -13,6 +13,7 @@ Parameters for 10 classes: efficientnet_b0 4,020,358.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -85,20 +86,27 @@ def build_trunk(
     activation: Activation,
     squeeze: bool,
     scale_norm: MakeNorm,
+    depth: float = 1.0,
+    scaled_ends: bool = True,
 ) -> tuple[nn.Sequential, int]:
-    """Stem, seven stages and last convolution of an EfficientNet, and the number of its output channels."""
+    """Stem, seven stages and last convolution of an EfficientNet, and the number of its output channels.
+
+    ``depth`` multiplies the blocks of each stage. Without ``scaled_ends`` stem, last convolution and the
+    depth of the first and last stage stay as they are: the rule of the Lite nets above Lite0.
+    """
 
     def scaled(channels: int) -> int:
         # Multiples of 8 that never lose more than a tenth, as the paper scales its nets.
         near = max(8, int(channels * width + 4) // 8 * 8)
         return near + 8 if near < 0.9 * channels * width else near
 
-    inputs, last = scaled(32), scaled(1280)
+    inputs, last = (scaled(32), scaled(1280)) if scaled_ends else (32, 1280)
     act = partial(make_activation, activation)
     trunk = nn.Sequential(*same_conv2d(in_channels, inputs, 3, stride=2), norm(inputs), act())
-    for expand, kernel, stride, channels, blocks in STAGES:
+    for stage, (expand, kernel, stride, channels, blocks) in enumerate(STAGES):
         outputs = scaled(channels)
-        for index in range(blocks):
+        at_end = stage in (0, len(STAGES) - 1)
+        for index in range(blocks if at_end and not scaled_ends else math.ceil(depth * blocks)):
             trunk.append(
                 InvertedResidual(
                     inputs,

