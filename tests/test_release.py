@@ -108,7 +108,7 @@ def test_a_release_is_loaded_without_the_public_weights_it_began_with(
     privacy = {"epsilon": None, "delta": None, "unit": "image", "releasable": False, "statement": "none"}
     write_release(tmp_path / "release", model=model, config=config, privacy=privacy, card="")
 
-    def missing():
+    def missing(_):
         raise ModelError("pretrained-not-installed", "there is no such package")
 
     monkeypatch.setattr(efficientnet_lite, "public_weights", missing)

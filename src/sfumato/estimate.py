@@ -8,11 +8,18 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from sfumato.features.head import HeadSum
+from sfumato.features.rows import FeatureViews
+from sfumato.last_layer import LastLayerViews
 from sfumato.memory import bytes_per_row
+from sfumato.models.fixed_features import FeatureClassifier
 from sfumato.preparation import Prepared
 from sfumato.training import clipped_total, plain_total
 from sfumato.units import Microbatch
+
+_ROWS_TIMED = 8192  # of a head in closed form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,18 +33,29 @@ class Estimate:
     microbatch_size: int
 
 
+def in_closed_form(prepared: Prepared) -> bool:
+    """Whether each step is the sum over fixed rows under a linear head."""
+    linear = isinstance(prepared.views, LastLayerViews) or isinstance(prepared.model, FeatureClassifier)
+    return linear and prepared.plan is not None and prepared.units.are_images
+
+
 def estimate(prepared: Prepared) -> Estimate:
-    """Measure one microbatch of noise images and scale it up; no private image is used."""
+    """Measure one microbatch of noise and scale it up; no private image is used."""
     views = max(1, prepared.views.count)
     held = float(prepared.units.offsets.diff().clamp(max=prepared.units.max_images).double().mean())
     rows_per_step = max(1, round(prepared.batch_size * held * views))
-    rows = min(prepared.max_rows, rows_per_step)
-    seconds = _seconds_of(prepared, rows)
     weights = sum(value.numel() * value.element_size() for value in prepared.model.parameters())
-    images = prepared.splits.train.images
-    example = torch.zeros(1, *images.shape[1:], device=prepared.device)
     # weights, their average, the sum, its noise in double precision, and the optimizer's memory
-    memory = _resident() + 8 * weights + rows * bytes_per_row(prepared.model, example)
+    memory = _resident() + 8 * weights
+    if in_closed_form(prepared):
+        rows = min(_ROWS_TIMED, rows_per_step)
+        seconds = _seconds_of_head(prepared, rows)
+        memory += prepared.views.features.numel() * prepared.views.features.element_size()
+    else:
+        rows = min(prepared.max_rows, rows_per_step)
+        inputs = _noise(prepared, rows)
+        seconds = _seconds_of(prepared, inputs)
+        memory += rows * bytes_per_row(prepared.model, inputs[:1])
     per_step = seconds * rows_per_step / rows
     return Estimate(
         seconds_per_step=per_step,
@@ -48,10 +66,27 @@ def estimate(prepared: Prepared) -> Estimate:
     )
 
 
-def _seconds_of(prepared: Prepared, rows: int) -> float:
-    shape, classes = prepared.splits.train.images.shape[1:], len(prepared.splits.train.classes)
+def _noise(prepared: Prepared, rows: int) -> Tensor:
+    """What a microbatch of the run looks like: images, or rows of fixed features."""
+    views, images = prepared.views, prepared.splits.train.images
+    shape = views.features.shape[1:] if isinstance(views, FeatureViews) else images.shape[1:]
+    return torch.randn(rows, *shape, device=prepared.device)
+
+
+def _seconds_of_head(prepared: Prepared, rows: int) -> float:
+    head = prepared.model.head
+    features = torch.randn(rows, head.in_features)
+    sums = HeadSum(features, torch.arange(rows) % head.out_features, num_classes=head.out_features)
+    for _ in range(2):
+        began = time.perf_counter()
+        sums(head.weight.detach(), head.bias.detach(), clip_norm=prepared.plan.clip_norm)
+    return time.perf_counter() - began
+
+
+def _seconds_of(prepared: Prepared, inputs: Tensor) -> float:
+    rows, classes = len(inputs), len(prepared.splits.train.classes)
     part = Microbatch(
-        inputs=torch.randn(rows, *shape, device=prepared.device),
+        inputs=inputs,
         targets=torch.arange(rows, device=prepared.device) % classes,
         unit_index=torch.arange(rows, device=prepared.device),
         num_units=rows,

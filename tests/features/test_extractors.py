@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from sfumato.data.generated import dead_leaves
 from sfumato.errors import ModelError
-from sfumato.features.backbone import BackboneFeatures, folded, lite0_backbone
+from sfumato.features.backbone import BackboneFeatures, folded, lite_backbone
 from sfumato.features.combined import CombinedFeatures
 from sfumato.features.patch_features import PatchFeatures
-from sfumato.features.scatter_features import ScatterFeatures
+from sfumato.features.scatter_features import ScatterFeatures, ScatterMaps
 from sfumato.models import create_model
 
 
@@ -21,7 +23,7 @@ def scatter() -> nn.Module:
 
 def backbone() -> nn.Module:
     torch.manual_seed(0)
-    return lite0_backbone(input_size=64, pretrained=False)
+    return lite_backbone(input_size=64, pretrained=False)
 
 
 def combined() -> nn.Module:
@@ -43,6 +45,28 @@ def test_rows_have_unit_norm_ignore_mirroring_and_come_from_their_own_image(buil
         again = features(changed)
     assert torch.allclose(rows[0], again[0], atol=1e-5)
     assert not torch.allclose(rows[1], again[1], atol=1e-4)
+
+
+def test_without_the_mirror_average_left_and_right_are_told_apart():
+    images = dead_leaves(3, seed=4).float() / 255
+    for build in (partial(PatchFeatures, num_layers=1, num_patches=6), ScatterFeatures):
+        features = build(num_directions=20, grid=2, mirror=False).fit(num_images=40)
+        assert not torch.allclose(features(images), features(images.flip(-1)), atol=1e-2)
+    assert ScatterFeatures().described != ScatterFeatures(mirror=False).described  # another cache entry
+
+
+def test_maps_are_normalised_in_groups_of_their_own_image():
+    maps = ScatterMaps(image_size=28, in_channels=1)
+    images = torch.rand(2, 1, 28, 28)
+    rows = maps(images)
+    assert rows.shape == (2, 81 * 7 * 7)
+    assert maps.num_features == 81 * 7 * 7
+    groups = rows.reshape(2, 27, -1)
+    assert groups.mean(2).abs().max() < 1e-5
+    assert torch.allclose(groups.std(2), groups.std(2).mean(), rtol=0.05)
+    assert torch.allclose(maps(images[:1])[0], rows[0], atol=1e-6)
+    grouped = ScatterFeatures(num_directions=30, grid=2, group_norm=True).fit(num_images=60)
+    assert not torch.allclose(grouped(torch.rand(2, 3, 32, 32)), scatter()(torch.rand(2, 3, 32, 32)))
 
 
 def test_colours_of_equal_brightness_are_told_apart():
@@ -79,6 +103,16 @@ def test_a_network_without_features_is_refused():
         BackboneFeatures(nn.Linear(3, 3), num_features=3, input_size=8, mean=(0.5,), std=(0.5,))
 
 
+def test_several_networks_stand_side_by_side_with_the_same_weight():
+    given = {"input_size": 8, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    images = torch.rand(2, 3, 8, 8)
+    one = BackboneFeatures(Spread(), num_features=3, **given)
+    two = BackboneFeatures([Spread(), Louder()], num_features=6, **given)
+    assert torch.allclose(two(images)[:, :3], one(images) / 2**0.5, atol=1e-6)
+    assert torch.allclose(two(images).norm(dim=1), torch.ones(2), atol=1e-6)
+    assert torch.allclose(two(images)[:, 3:].norm(dim=1), torch.full((2,), 0.5**0.5), atol=1e-6)
+
+
 class Spread(nn.Module):
     """Three numbers of very different size from each image."""
 
@@ -93,3 +127,8 @@ def test_the_square_root_keeps_signs_and_lets_small_features_count():
     plain = BackboneFeatures(Spread(), square_root=False, **given)(images)[0]
     assert torch.allclose(rooted / rooted[0], torch.tensor([1.0, -4.0, 10.0]), atol=1e-4)
     assert torch.allclose(plain / plain[0], torch.tensor([1.0, -16.0, 100.0]), atol=1e-3)
+
+
+class Louder(Spread):
+    def features(self, images):
+        return 1000 * super().features(images).flip(1)

@@ -92,3 +92,19 @@ def test_a_place_that_cannot_be_written_is_named(images, tmp_path):
     blocked.write_text("not a folder")
     with pytest.raises(DataError, match="cache-not-writable"):
         features_of(Counting(), images, folder=blocked)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "emptied", "other rows", "not an array"])
+def test_a_damaged_entry_is_computed_again(images, tmp_path, damage):
+    module = Counting()
+    first = features_of(module, images, folder=tmp_path).clone()
+    (entry,) = tmp_path.glob("*.npy")
+    content = entry.read_bytes()
+    if damage == "other rows":
+        np.save(entry, np.zeros((5, 3), dtype=np.float32), allow_pickle=False)
+    else:
+        entry.write_bytes({"cut off": content[:-100], "emptied": b"", "not an array": b"hello"}[damage])
+    calls = module.calls
+    assert torch.equal(features_of(module, images, folder=tmp_path), first)
+    assert module.calls > calls
+    assert entry.read_bytes() == content

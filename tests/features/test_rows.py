@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 import sfumato.features.rows
 import sfumato.release
@@ -14,7 +16,14 @@ from sfumato.accounting import SampledGaussian
 from sfumato.data import DataSplits, ImageSet
 from sfumato.data.generated import dead_leaves
 from sfumato.errors import ConfigError, DataError
-from sfumato.features.rows import FeatureViews, closed_form_sums, gaussian_mu, with_budget_settings
+from sfumato.estimate import estimate, in_closed_form
+from sfumato.features.rows import (
+    FeatureViews,
+    closed_form_sums,
+    gaussian_mu,
+    with_budget_settings,
+    with_image_options,
+)
 from sfumato.ledger import Ledger
 from sfumato.models import create_model
 from sfumato.preparation import build_plan, prepare
@@ -203,6 +212,55 @@ def test_a_full_disk_is_named_when_features_cannot_be_kept(monkeypatch):
     splits = DataSplits(train=bright_and_dark(20, seed=1), val=None, test=None)
     with pytest.raises(DataError, match=r"cache-not-writable.*the disk is full"):
         prepare(recipe_for(**{"privacy.delta": 1e-2}), data=splits)
+
+
+def test_a_damaged_extractor_is_fitted_again(tmp_path):
+    splits = DataSplits(train=bright_and_dark(20, seed=1), val=None, test=None)
+    recipe = recipe_for(**{"privacy.delta": 1e-2})
+    first = prepare(recipe, data=splits).model.extractor.state_dict()
+    (entry,) = (tmp_path / "cache" / "features").glob("extractor-*")
+    entry.write_bytes(entry.read_bytes()[:200])
+    again = prepare(recipe, data=splits).model.extractor.state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+    assert load_file(entry).keys() == first.keys()
+
+
+@pytest.mark.parametrize("patients", [False, True])
+def test_the_time_of_a_run_on_features_does_not_count_them_in_every_step(patients):
+    splits = DataSplits(train=bright_and_dark(200, seed=1, patients=patients), val=None, test=None)
+    unit = "patient" if patients else "image"
+    prepared = prepare(recipe_for(**{"privacy.delta": 1e-3, "privacy.unit": unit}), data=splits)
+    assert in_closed_form(prepared) is not patients
+    cost = estimate(prepared)
+    assert cost.rows_per_step == 200
+    began = time.perf_counter()
+    prepared.model.extractor(splits.train.images.float() / 255)
+    assert cost.seconds_per_step < (time.perf_counter() - began) / 3
+
+
+def test_a_small_net_on_scattering_maps_learns_and_is_released_whole(tmp_path):
+    splits = DataSplits(train=bright_and_dark(300, seed=1), val=None, test=bright_and_dark(100, seed=2))
+    recipe = load_recipe("fast/scatter-cnn")
+    changes = {"model.options": {"width": 8}, "training.batch_size": 100, "training.num_steps": 30}
+    changes |= {"privacy.epsilon": 20.0, "privacy.delta": 1e-3, "training.seed": 0}
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        recipe = with_settings(recipe, changes)
+        result = train(recipe, out=tmp_path / "run", data=splits, ledger=ledger)
+    assert result.scores.accuracy > 0.8
+    loaded = sfumato.release.load(tmp_path / "run")
+    predicted = loaded.logits(splits.test.images).argmax(1)
+    assert (predicted == splits.test.labels).double().mean().item() == pytest.approx(result.scores.accuracy)
+
+
+@pytest.mark.parametrize("name", ["patches", "scatter", "patches_scatter"])
+def test_writing_is_not_averaged_with_its_mirror_image(name):
+    known = replace(bright_and_dark(4, seed=1), name="mnist")
+    other = replace(known, name="photographs")
+    recipe = with_settings(recipe_for(), {"model.name": name, "model.options": {}})
+    assert with_image_options(recipe, known).model.options["mirror"] is False
+    assert with_image_options(recipe, other).model.options["mirror"] is True
+    said = with_settings(recipe, {"model.options": {"mirror": True}})
+    assert with_image_options(said, known).model.options["mirror"] is True
 
 
 def test_a_model_without_fixed_features_is_refused():

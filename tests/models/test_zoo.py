@@ -70,6 +70,8 @@ def test_counts_are_those_of_the_papers_to_the_last_parameter(
         ("densenet121", 10, 7.0),
         ("efficientnet_b0", 10, 4.0),
         ("efficientnet_lite0", 1000, 4.65),
+        ("efficientnet_lite1", 1000, 5.4),
+        ("efficientnet_lite2", 1000, 6.1),
         ("nf_resnet50", 1000, 25.6),
         ("nfnet_f0", 1000, 71.5),
         ("nfnet_f3", 1000, 254.9),

@@ -1,13 +1,14 @@
-"""Frozen features of a public backbone: the image resized as it expects, averaged with its mirror image.
+"""Frozen features of public backbones: the image resized as they expect, seen by one network or by several.
 
 Their square root is taken, so that a few strong features do not drown the others when rows get unit norm.
 
-Nothing of the private data enters the backbone, so its features of one image depend on that image alone.
+Nothing of the private data enters a backbone, so its features of one image depend on that image alone.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +22,16 @@ _ROWS_AT_ONCE = 8
 
 
 class BackboneFeatures(nn.Module):
-    """Images (B, C, H, W) from 0 to 1 → rows of unit norm: the backbone's pooled features.
+    """Images (B, C, H, W) from 0 to 1 → rows of unit norm: the networks' pooled features side by side.
 
-    ``network`` is any module with ``features(images) -> (B, d)``, on images minus ``mean`` over ``std``.
+    ``networks`` is any module with ``features(images) -> (B, d)``, on images minus ``mean`` over ``std``, or
+    several of them: what one network misses, another may see. Each has the same weight; ``num_features`` is
+    the sum over all.
     """
 
     def __init__(
         self,
-        network: nn.Module,
+        networks: nn.Module | Sequence[nn.Module],
         *,
         num_features: int,
         input_size: int,
@@ -39,17 +42,19 @@ class BackboneFeatures(nn.Module):
         low_precision: bool = False,
     ) -> None:
         super().__init__()
-        if not hasattr(network, "features"):
-            raise ModelError(
-                "no-features",
-                f"{type(network).__name__} has no method `features(images)`.",
-                why="Frozen features are what the network computes before its last layer.",
-                fix="Give it one that returns (batch, features), or take a model of the zoo.",
-            )
-        self.network = network.eval().requires_grad_(False)
+        networks = [networks] if isinstance(networks, nn.Module) else networks
+        for network in networks:
+            if not hasattr(network, "features"):
+                raise ModelError(
+                    "no-features",
+                    f"{type(network).__name__} has no method `features(images)`.",
+                    why="Frozen features are what the network computes before its last layer.",
+                    fix="Give it one that returns (batch, features), or take a model of the zoo.",
+                )
+        self.networks = nn.ModuleList(networks).eval().requires_grad_(False)
         self.num_features, self.input_size = num_features, input_size
         self.mirror, self.square_root, self.low_precision = mirror, square_root, low_precision
-        self.described = {"backbone": 2, "size": input_size, "mirror": mirror, "square_root": square_root}
+        self.described = {"backbone": 3, "size": input_size, "mirror": mirror, "square_root": square_root}
         self.described |= {"low_precision": low_precision, "mean": mean, "std": std}
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
@@ -62,16 +67,19 @@ class BackboneFeatures(nn.Module):
         resized = F.interpolate(images, size=size, mode="bicubic", align_corners=False, antialias=True)
         resized = resized.clamp(0, 1).expand(-1, self.mean.shape[1], -1, -1)  # grey images as colour ones
         inputs = ((resized - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        rows = [F.normalize(self._seen_by(network, inputs), dim=1) for network in self.networks]
+        return torch.cat(rows, dim=1) / len(rows) ** 0.5
+
+    def _seen_by(self, network: nn.Module, inputs: Tensor) -> Tensor:
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.low_precision):
-            rows = self.network.features(inputs).float()
+            rows = network.features(inputs).float()
             if self.mirror:
-                rows = rows + self.network.features(inputs.flip(-1)).float()
-        if self.square_root:
-            rows = rows.sign() * rows.abs().sqrt()
-        return F.normalize(rows, dim=1)
+                rows = rows + network.features(inputs.flip(-1)).float()
+        return rows.sign() * rows.abs().sqrt() if self.square_root else rows
 
 
-def lite0_backbone(
+def lite_backbone(
+    names: Sequence[str] = ("efficientnet_lite0",),
     *,
     input_size: int = 224,
     mirror: bool = True,
@@ -79,14 +87,17 @@ def lite0_backbone(
     low_precision: bool = False,
     pretrained: bool = True,
 ) -> BackboneFeatures:
-    """EfficientNet-Lite0 with its public ImageNet weights, batch norms folded into the convolutions."""
-    network = create_model("efficientnet_lite0", num_classes=1, pretrained=pretrained)
-    network.trunk = folded(network.trunk)
-    expected, width = network.preprocessing, network.head.in_features
-    network.head = nn.Identity()  # its place is taken by the private head
+    """EfficientNet-Lites with their public ImageNet weights, batch norms folded into the convolutions."""
+    networks, num_features = [], 0
+    for name in names:
+        network = create_model(name, num_classes=1, pretrained=pretrained)
+        network.trunk = folded(network.trunk)
+        expected, num_features = network.preprocessing, num_features + network.head.in_features
+        network.head = nn.Identity()  # its place is taken by the private head
+        networks.append(network.to(memory_format=torch.channels_last))
     return BackboneFeatures(
-        network.to(memory_format=torch.channels_last),
-        num_features=width,
+        networks,
+        num_features=num_features,
         input_size=input_size,
         mean=expected.mean,
         std=expected.std,

@@ -45,10 +45,21 @@ def features_of(
     name is a checksum of it, of the weights and of the images in order: a change of any is another entry.
     """
     entry = (folder or cache_home()) / f"{checksum(module, images)}.npy"
-    if not entry.is_file():
+    found = _read(entry, num_rows=len(images))
+    if found is None:
         _write(entry, compute_features(module, images, on_progress=on_progress))
-    # "c": pages are copied on write, so nothing changes the file through the tensor
-    return torch.from_numpy(np.load(entry, mmap_mode="c", allow_pickle=False))
+        found = _read(entry, num_rows=len(images))
+    return found
+
+
+def _read(entry: Path, *, num_rows: int) -> Tensor | None:
+    """The entry's rows, or None if it is not there or not whole."""
+    try:
+        # "c": pages are copied on write, so nothing changes the file through the tensor
+        rows = torch.from_numpy(np.load(entry, mmap_mode="c", allow_pickle=False))
+    except (OSError, ValueError, TypeError, EOFError):  # missing, cut off, or something else altogether
+        return None
+    return rows if rows.ndim == 2 and len(rows) == num_rows and rows.dtype == torch.float32 else None
 
 
 def checksum(module: nn.Module, images: Tensor) -> str:

@@ -52,6 +52,7 @@ class FeatureViews:
     rows_at_once: int = _ROWS_AT_ONCE  # a linear head needs little memory, so that more fit than images
     mean: tuple[float, ...] = (0.0,)  # the extractor wants plain pixels from 0 to 1
     std: tuple[float, ...] = (1.0,)
+    count: int = 0  # rows have no views of their own
 
     def microbatches(
         self,
@@ -244,7 +245,12 @@ def fit_extractor(
                 (work / "extractor").replace(entry)
         except (OSError, SafetensorError) as error:
             raise not_writable(entry.parent, error) from error
-    model.extractor.load_state_dict(load_file(entry))
+        return
+    try:
+        model.extractor.load_state_dict(load_file(entry))
+    except (OSError, SafetensorError, RuntimeError):  # damaged: what can be fitted again is no loss
+        entry.unlink()
+        fit_extractor(model, recipe, folder=folder, on_note=on_note)
 
 
 def feature_views(

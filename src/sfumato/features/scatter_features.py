@@ -78,7 +78,7 @@ class ScatterFeatures(nn.Module):
             images = torch.einsum("dc,bchw->bdhw", images.new_tensor(_OPPONENT), images)
         maps = self.scattering(images)
         if self.group_norm:
-            return self.pooling(F.group_norm(maps, _GROUPS))
+            return self.pooling(_group_normalised(maps))
         maps = maps.unflatten(1, (self.in_channels, -1))
         averages, moduli = maps[:, :, :1], maps[:, :, 1:]  # averages of colours have a sign, moduli have none
         return self.pooling(torch.cat([averages, moduli.sqrt()], dim=2).flatten(1, 2))
@@ -104,8 +104,13 @@ class ScatterMaps(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         if self.shrink > 1:
             images = F.avg_pool2d(images, self.shrink)
-        pieces = [F.group_norm(self.scattering(part), _GROUPS) for part in images.split(_ROWS_AT_ONCE)]
+        pieces = [_group_normalised(self.scattering(part)) for part in images.split(_ROWS_AT_ONCE)]
         return F.normalize(torch.cat(pieces).flatten(1), dim=1)
+
+
+def _group_normalised(maps: Tensor) -> Tensor:
+    # the usual eps of 1e-5 is as large as the variance of second-order maps, and would silence them
+    return F.group_norm(maps, _GROUPS, eps=1e-8)
 
 
 def _reduction(image_size: int) -> tuple[int, int]:

@@ -146,20 +146,27 @@ def patches_scatter(
     return FeatureClassifier(extractor, num_classes=num_classes)
 
 
-def lite0_features(
+def lite_features(
     *,
     num_classes: int,
     in_channels: int = 3,
+    networks: str = "lite0",
     input_size: int = 224,
     mirror: bool = True,
     square_root: bool = True,
     low_precision: bool = False,
     pretrained: bool = True,
 ) -> FeatureClassifier:
-    """EfficientNet-Lite0's features under a head; ``pretrained`` false only to load a release into it."""
-    from sfumato.features.backbone import lite0_backbone  # here: the backbone is itself a model of the zoo
+    """EfficientNet-Lites under a head: ``networks`` names one or several, such as "lite0 lite2".
 
-    extractor = lite0_backbone(
+    ``pretrained`` is false only to load a release into it.
+    """
+    from sfumato.features.backbone import (
+        lite_backbone,  # here: the backbones are models of the zoo themselves
+    )
+
+    extractor = lite_backbone(
+        [f"efficientnet_{name}" for name in networks.split()],
         input_size=input_size,
         mirror=mirror,
         square_root=square_root,
@@ -185,6 +192,12 @@ VARIANTS = {
         summary="patch features beside wavelet scattering, frozen; linear head",
     ),
     "efficientnet_lite0_features": Variant(
-        build=lite0_features, summary="EfficientNet-Lite0 of ImageNet, frozen; linear head", input_size=224
+        build=lite_features, summary="EfficientNet-Lite0 of ImageNet, frozen; linear head", input_size=224
+    ),
+    "efficientnet_lite_features": Variant(
+        build=lite_features,
+        summary="EfficientNet-Lite0, 1 and 2 of ImageNet side by side, frozen; linear head",
+        settings={"networks": "lite0 lite1 lite2", "mirror": False},
+        input_size=224,
     ),
 }
