@@ -20,7 +20,7 @@ from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.preparation import prepare
 from sfumato.recipe import recipe_to_toml, with_settings
 from sfumato.run import train
-from small_runs import Watcher, small_recipe, small_splits
+from small_runs import SmallNet, Watcher, small_recipe, small_splits
 
 
 @pytest.fixture(autouse=True)
@@ -203,3 +203,11 @@ def test_mirrored_images_keep_their_kind():
     falling = (images[:, 1:, 1:] - images[:, :-1, :-1]).abs().mean()
     rising = (images[:, 1:, :-1] - images[:, :-1, 1:]).abs().mean()
     assert 0.9 < falling / rising < 1.1
+
+
+def test_a_network_of_ones_own_has_no_first_stage():
+    model = SmallNet()
+    with pytest.raises(ConfigError) as caught:
+        prepare(two_stages(), data=small_splits(), model=model)
+    assert caught.value.code == "own-model-two-stages"
+    assert prepare(small_recipe(), data=small_splits(), model=model).model is model

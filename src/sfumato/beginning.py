@@ -57,6 +57,13 @@ def find_beginning(
 ) -> tuple[Checkpoint | None, Beginning | None]:
     """The weights that training begins with, judged; (None, None) if the model has them, or random ones."""
     settings, stage = recipe.model, recipe.pretraining
+    if stage is not None and own_model:
+        raise ConfigError(
+            "own-model-two-stages",
+            "the recipe has a [pretraining] section, but the network is the caller's own",
+            why="The first stage builds a network of the zoo, whose weights would not fit.",
+            fix="Pre-train the network yourself and pass it trained, with a recipe without [pretraining].",
+        )
     public = None if stage is None else check_public_data(stage, splits)
     place = settings.weights or pretrained
     imagenet = not own_model and bool(

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfumato.features.head import HeadSum
-from sfumato.features.rows import FeatureViews
-from sfumato.last_layer import LastLayerViews
+from sfumato.features.head import HeadSum, piece_rows
+from sfumato.features.rows import FeatureViews, in_closed_form
 from sfumato.memory import bytes_per_row
-from sfumato.models.fixed_features import FeatureClassifier
 from sfumato.preparation import Prepared
 from sfumato.training import clipped_total, plain_total
 from sfumato.units import Microbatch
@@ -33,12 +31,6 @@ class Estimate:
     microbatch_size: int
 
 
-def in_closed_form(prepared: Prepared) -> bool:
-    """Whether each step is the sum over fixed rows under a linear head."""
-    linear = isinstance(prepared.views, LastLayerViews) or isinstance(prepared.model, FeatureClassifier)
-    return linear and prepared.plan is not None and prepared.units.are_images
-
-
 def estimate(prepared: Prepared) -> Estimate:
     """Measure one microbatch of noise and scale it up; no private image is used."""
     views = max(1, prepared.views.count)
@@ -47,12 +39,13 @@ def estimate(prepared: Prepared) -> Estimate:
     weights = sum(value.numel() * value.element_size() for value in prepared.model.parameters())
     # weights, their average, the sum, its noise in double precision, and the optimizer's memory
     memory = _resident() + 8 * weights
-    if in_closed_form(prepared):
+    if prepared.plan is not None and in_closed_form(prepared.model, prepared.views, prepared.units):
         rows = min(_ROWS_TIMED, rows_per_step)
         seconds = _seconds_of_head(prepared, rows)
+        at_once = min(rows, piece_rows(prepared.model.head.in_features))
         memory += prepared.views.features.numel() * prepared.views.features.element_size()
     else:
-        rows = min(prepared.max_rows, rows_per_step)
+        at_once = rows = min(prepared.max_rows, rows_per_step)
         inputs = _noise(prepared, rows)
         seconds = _seconds_of(prepared, inputs)
         memory += rows * bytes_per_row(prepared.model, inputs[:1])
@@ -62,7 +55,7 @@ def estimate(prepared: Prepared) -> Estimate:
         seconds=per_step * prepared.num_steps,
         memory_bytes=memory,
         rows_per_step=rows_per_step,
-        microbatch_size=rows,
+        microbatch_size=at_once,
     )
 
 

@@ -48,10 +48,6 @@ class LastLayerViews:
         """The images themselves, for whoever does not use ``features``."""
         return self.images.microbatches(units, indices, max_rows=max_rows, generator=generator, device=device)
 
-    def head_rows(self, model: nn.Module) -> Tensor | None:
-        """What the last layer sees: it alone is trained."""
-        return self.features
-
 
 class Trunk(nn.Module):
     """Everything before the last layer, on pixels from 0 to 1; ``described`` tells its cache entry apart."""

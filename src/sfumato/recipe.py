@@ -137,7 +137,7 @@ class AugmentationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSettings:
-    """[features]: the model's features are fixed and computed once; only its head is trained."""
+    """[features]: the model's features are fixed and computed once; only what stands on them is trained."""
 
     num_images: int = setting(12_000, "generated images that features are fitted on", low=50)
     seed: int = setting(0, "of the generated images: public", low=0)

@@ -20,7 +20,7 @@ from torch import nn
 from sfumato.averaging import WeightAverage
 from sfumato.beginning import check_apart
 from sfumato.data import DataSplits
-from sfumato.errors import ConfigError, RunError
+from sfumato.errors import RunError
 from sfumato.evaluation import Scores, evaluate
 from sfumato.features.rows import closed_form_sums, release_centre
 from sfumato.gradients import Choices
@@ -68,13 +68,6 @@ def train(
     ``resume`` an interrupted run goes on under its own recipe and plan; a changed one is refused. Spending
     is recorded in ``ledger``, by default the user's own, before it is used.
     """
-    if model is not None and recipe.pretraining is not None:
-        raise ConfigError(
-            "own-model-two-stages",
-            "the recipe has a [pretraining] section, but the network is the caller's own",
-            why="The first stage builds a network of the zoo with other classes, so weights would not fit.",
-            fix="Pre-train the network yourself and pass it trained, with a recipe without [pretraining].",
-        )
     folder = RunFolder(Path(out))
     folder.check_usable(recipe, resume=resume)
     keep_freed_memory()
@@ -86,9 +79,7 @@ def train(
     with folder.opened(recipe_to_toml(recipe)), deferred_interrupts() as interruption:
         if recipe.pretraining is not None and first is None and recipe.model.weights is None:
             first = pretrain(prepared, folder, ledger=book, observer=observer)
-            prepared = prepare(
-                recipe, data=prepared.splits, model=model, force=force, pretrained=first, watcher=observer
-            )
+            prepared = prepare(recipe, data=prepared.splits, force=force, pretrained=first, watcher=observer)
         run = Run.begin(prepared, folder, ledger=book, observer=observer)
         run.fit(interruption)
         result = publish(

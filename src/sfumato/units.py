@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.data import ImageSet, augment, normalise
 
@@ -119,7 +119,3 @@ class Views:
                 unit_index=unit_index.to(device),
                 num_units=len(group),
             )
-
-    def head_rows(self, model: nn.Module) -> Tensor | None:
-        """None: more than the head is trained, or each step sees other views."""
-        return None

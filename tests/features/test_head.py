@@ -82,8 +82,9 @@ def length(total) -> float:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10_000), exponent=st.floats(-3, 38), clip=st.floats(1e-3, 10))
-def test_one_row_moves_the_sum_by_at_most_the_clip_norm(seed, exponent, clip):
+@given(seed=st.integers(0, 10_000), exponent=st.floats(-3, 38), clip_exponent=st.floats(-15, 1))
+def test_one_row_moves_the_sum_by_at_most_the_clip_norm(seed, exponent, clip_exponent):
+    clip = 10.0**clip_exponent
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(6, 300, generator=generator) * 10.0**exponent
     targets = torch.randint(10, (6,), generator=generator)
@@ -96,7 +97,7 @@ def test_one_row_moves_the_sum_by_at_most_the_clip_norm(seed, exponent, clip):
         assert moved < raw
 
 
-def test_a_row_too_long_for_exact_factors_counts_as_zero(problem, monkeypatch):
+def test_a_row_too_long_for_exact_factors_counts_as_zero(monkeypatch):
     rows, targets = torch.full((1, 400), 3e36), torch.zeros(1, dtype=torch.int64)
     weight, bias = torch.zeros(2, 400), torch.zeros(2)
     assert length(HeadSum(rows, targets, num_classes=2)(weight, bias, clip_norm=0.01)) == 0

@@ -45,21 +45,19 @@ def features_of(
     name is a checksum of it, of the weights and of the images in order: a change of any is another entry.
     """
     entry = (folder or cache_home()) / f"{checksum(module, images)}.npy"
-    found = _read(entry, num_rows=len(images))
-    if found is None:
-        _write(entry, compute_features(module, images, on_progress=on_progress))
-        found = _read(entry, num_rows=len(images))
-    return found
-
-
-def _read(entry: Path, *, num_rows: int) -> Tensor | None:
-    """The entry's rows, or None if it is not there or not whole."""
     try:
-        # "c": pages are copied on write, so nothing changes the file through the tensor
-        rows = torch.from_numpy(np.load(entry, mmap_mode="c", allow_pickle=False))
-    except (OSError, ValueError, TypeError, EOFError):  # missing, cut off, or something else altogether
-        return None
-    return rows if rows.ndim == 2 and len(rows) == num_rows and rows.dtype == torch.float32 else None
+        rows = _mapped(entry)
+        if rows.ndim == 2 and len(rows) == len(images) and rows.dtype == torch.float32:
+            return rows
+    except (OSError, ValueError, TypeError, EOFError):
+        pass  # missing, cut off, or something else altogether
+    _write(entry, compute_features(module, images, on_progress=on_progress))
+    return _mapped(entry)
+
+
+def _mapped(entry: Path) -> Tensor:
+    # "c": pages are copied on write, so nothing changes the file through the tensor
+    return torch.from_numpy(np.load(entry, mmap_mode="c", allow_pickle=False))
 
 
 def checksum(module: nn.Module, images: Tensor) -> str:

@@ -20,7 +20,7 @@ from sfumato.noise import add_noise
 from sfumato.randomness import RandomSource
 
 ROUNDING = 1e-6  # relative room for float32 products of up to a million rows' worth of one row's contribution
-_LARGEST_NORM = 1e30  # of a row that counts
+_LARGEST_NORM = 1e30  # of a row that counts, at a clip norm of 1 or more
 _PIECE_BYTES = 4 << 20  # of features per piece: read from memory once, used twice
 
 
@@ -54,9 +54,7 @@ class HeadSum:
 
     def __init__(self, rows: Tensor, targets: Tensor, *, num_classes: int) -> None:
         self.rows, self.targets, self.num_classes = rows, targets, num_classes
-        squares = _squared_norms(rows) + 1.0
-        # Beyond it a factor times p - y would fall among float32's subnormal numbers, which are too coarse.
-        self._squares = torch.where(squares <= _LARGEST_NORM**2, squares, math.inf)
+        self._squares = _squared_norms(rows) + 1.0
         self._rows_are_finite = bool(self._squares.isfinite().all())
 
     def __call__(
@@ -65,7 +63,8 @@ class HeadSum:
         """The sum over all rows, or over those in ``indices``, each clipped to ``clip_norm``.
 
         Guarantee: each row's factor times its norm is at most ``clip_norm``; norms in float64, factors
-        rounded down; a row whose gradient is not finite, or longer than 1e30 itself, counts as zero.
+        rounded down; a row that is not finite, or longer than 1e30 times a ``clip_norm`` below 1, counts
+        as zero.
         """
         count = len(self.rows) if indices is None else len(indices)
         norms, losses = torch.empty(count, dtype=torch.float64), torch.empty(count)
@@ -100,6 +99,9 @@ class HeadSum:
         total_weight, total_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         buffer = self.rows.new_empty(size, self.rows.shape[1])  # fresh memory would cost more than the sum
         all_rows, targets, squares = self.rows, self.targets[chosen], self._squares[chosen]
+        # Beyond it a factor times p - y would fall among float32's subnormal numbers, which are too coarse.
+        longest = min(1.0, clip_norm) * _LARGEST_NORM
+        squares = torch.where(squares <= longest**2, squares, math.inf)
         if isinstance(chosen, slice):
             all_rows = all_rows[chosen]
         for start in range(0, len(targets), size):

@@ -136,7 +136,7 @@ class PatchFeatures(nn.Module):
         return self
 
     def pooled(self, images: Tensor) -> list[Tensor]:
-        """Each layer's pooled responses, averaged with those of the mirrored image; not yet whitened."""
+        """Each layer's pooled responses, averaged with the mirrored image's if asked; not whitened."""
         return [
             _in_pieces(lambda part, layer=layer, pool=pool: self._one(part, layer, pool), images)
             for layer, pool in zip(self.layers, self.poolings, strict=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +22,7 @@ from sfumato.errors import ConfigError
 from sfumato.features.cache import OnProgress, cache_home, checksum, features_of, not_writable
 from sfumato.features.head import HeadSum, private_mean
 from sfumato.gradients import ClippedSum
+from sfumato.last_layer import LastLayerViews
 from sfumato.models.fixed_features import FeatureClassifier, FixedFeatures
 from sfumato.units import Microbatch, Units
 
@@ -35,13 +36,6 @@ _REFERENCE_SIGNAL = 0.268 * 50_000
 _NO_NOISE = 20.0  # the ratio above which noise no longer limits the number of steps
 _FASTEST = 6.3  # the ratio above which a larger rate does harm whatever the noise: ε = 8 on 50,000 images
 _PLAIN_RATE = 2.0  # times reference_rate, without privacy: nothing is clipped then, and batches are smaller
-
-
-class HeadRows(Protocol):
-    """Whatever turns images into a model's inputs, and may know what its head sees of each of them."""
-
-    def head_rows(self, model: nn.Module) -> Tensor | None:
-        """(N, d), the same in every step, if the head is all that is trained; else None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +69,6 @@ class FeatureViews:
             unit_index = torch.arange(len(group)).repeat_interleave(sizes)
             yield self._microbatch(units.data, torch.cat(group), unit_index, device)
 
-    @torch.no_grad()
-    def head_rows(self, model: nn.Module) -> Tensor | None:
-        """The centred rows, under a linear head."""
-        if not isinstance(model, FeatureClassifier):
-            return None
-        rows = torch.empty(self.features.shape)
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            rows[start : start + _ROWS_AT_ONCE] = model.features(self.features[start : start + _ROWS_AT_ONCE])
-        return rows
-
     def _microbatch(
         self, data: ImageSet, chosen: Tensor, unit_index: Tensor, device: torch.device
     ) -> Microbatch:
@@ -114,9 +98,11 @@ def release_centre(
     private: bool,
 ) -> None:
     """Put the mean row into the model: with the noise that ``mean_events`` states; exact without privacy."""
+    if not settings.mean_noise_multiplier:
+        return
     if not private:
         model.centre.copy_(views.features.mean(0))
-    elif settings.mean_noise_multiplier:
+    else:
         owner = None
         if not units.are_images:  # patients: each counts once, with the mean of all their rows
             sizes = units.offsets.diff()
@@ -131,18 +117,29 @@ def release_centre(
         model.centre.copy_(centre)
 
 
+def in_closed_form(model: nn.Module, views: object, units: Units) -> bool:
+    """Whether a step is the sum over fixed rows under a linear head, each row a unit."""
+    on_features = isinstance(views, FeatureViews) and isinstance(model, FeatureClassifier)
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return (on_features or isinstance(views, LastLayerViews)) and units.are_images and on_cpu
+
+
+@torch.no_grad()
 def closed_form_sums(
-    model: nn.Module, views: HeadRows, units: Units
+    model: nn.Module, views: object, units: Units
 ) -> Callable[[Tensor, float], ClippedSum] | None:
-    """Clipped sums of a linear head over units, five times as fast as the engine; None where that is needed.
+    """Clipped sums of a linear head over units, five times as fast as the engine; None if it is not one.
 
     Call it when everything before the head is final: the head's rows are computed here, once.
     """
-    if not units.are_images or next(model.parameters()).device.type != "cpu":
+    if not in_closed_form(model, views, units):
         return None
-    rows = views.head_rows(model)
-    if rows is None:
-        return None
+    rows = views.features
+    if isinstance(model, FeatureClassifier):
+        rows = torch.empty(views.features.shape)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            rows[part] = model.features(views.features[part])
     sums = HeadSum(rows, units.data.labels, num_classes=model.head.out_features)
 
     def total(indices: Tensor, clip_norm: float) -> ClippedSum:
@@ -206,7 +203,9 @@ def with_image_options(recipe: Recipe, images: ImageSet) -> Recipe:
     from sfumato.models import find_variant
 
     known = KNOWN_SETS.get(images.name)
-    found = {"image_size": images.images.shape[-1], "mirror": known is None or known.mirror}
+    found: dict[str, int | bool] = {"image_size": images.images.shape[-1]}
+    if known is not None and not known.mirror:
+        found["mirror"] = False
     wanted = find_variant(recipe.model.name).options()
     options = {name: value for name, value in found.items() if name in wanted}
     return replace(recipe, model=replace(recipe.model, options={**options, **recipe.model.options}))
@@ -234,23 +233,23 @@ def fit_extractor(
     nothing = torch.zeros(0, 1, 1, 1, dtype=torch.uint8)
     key = checksum(model.extractor, nothing)  # of the unfitted module: its shapes and settings
     entry = (folder or cache_home()) / f"extractor-{key}-{num_images}-{seed}.safetensors"
-    if not entry.is_file():
-        if on_note is not None:
-            on_note(f"Fitting features on {num_images:,} generated images; kept for later runs.")
-        model.extractor.fit(num_images=num_images, seed=seed)
-        weights = {name: value.contiguous() for name, value in model.extractor.state_dict().items()}
-        try:
-            with workspace(entry.parent) as work:
-                save_file(weights, work / "extractor")
-                (work / "extractor").replace(entry)
-        except (OSError, SafetensorError) as error:
-            raise not_writable(entry.parent, error) from error
-        return
     try:
-        model.extractor.load_state_dict(load_file(entry))
-    except (OSError, SafetensorError, RuntimeError):  # damaged: what can be fitted again is no loss
-        entry.unlink()
-        fit_extractor(model, recipe, folder=folder, on_note=on_note)
+        fitted = load_file(entry)
+        if fitted.keys() == model.extractor.state_dict().keys():
+            model.extractor.load_state_dict(fitted)
+            return
+    except (OSError, SafetensorError, RuntimeError):
+        pass  # not there, or damaged: what can be fitted again is no loss
+    if on_note is not None:
+        on_note(f"Fitting features on {num_images:,} generated images; kept for later runs.")
+    model.extractor.fit(num_images=num_images, seed=seed)
+    weights = {name: value.contiguous() for name, value in model.extractor.state_dict().items()}
+    try:
+        with workspace(entry.parent) as work:
+            save_file(weights, work / "extractor")
+            (work / "extractor").replace(entry)
+    except (OSError, SafetensorError) as error:
+        raise not_writable(entry.parent, error) from error
 
 
 def feature_views(

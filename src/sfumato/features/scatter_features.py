@@ -62,7 +62,7 @@ class ScatterFeatures(nn.Module):
         return self
 
     def pooled(self, images: Tensor) -> Tensor:
-        """Square roots of the maps, pooled and averaged with the mirrored image's; not yet whitened."""
+        """Maps, pooled, and averaged with the mirrored image's if ``mirror`` says so; not yet whitened."""
         pieces = images.split(_ROWS_AT_ONCE)
         if not self.mirror:
             return torch.cat([self._one(piece) for piece in pieces])

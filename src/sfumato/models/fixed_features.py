@@ -5,12 +5,16 @@ They take images from 0 to 1, or rows of features computed before, since a run c
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn, zeros
 from torch.nn import functional as F
 
+from sfumato.errors import ConfigError
 from sfumato.features.combined import CombinedFeatures
 from sfumato.features.patch_features import PatchFeatures
 from sfumato.features.scatter_features import ScatterFeatures, ScatterMaps
+from sfumato.models import efficientnet_lite
 from sfumato.models.classifier import Classifier
 from sfumato.models.variant import Variant
 
@@ -57,11 +61,11 @@ class ScatterNet(FixedFeatures):
         self.net = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1),
             nn.Tanh(),
-            nn.MaxPool2d(2),
+            nn.MaxPool2d(2, ceil_mode=True),
             nn.Conv2d(width, width, 3, padding=1),
             nn.Tanh(),
         )
-        self.head = nn.Linear(width * (side // 2) ** 2, num_classes)
+        self.head = nn.Linear(width * math.ceil(side / 2) ** 2, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
         maps = self.scale * self.rows(x).unflatten(1, self.extractor.shape)
@@ -165,8 +169,15 @@ def lite_features(
         lite_backbone,  # here: the backbones are models of the zoo themselves
     )
 
+    names = [f"efficientnet_{name}" for name in networks.split()]
+    if not names or not set(names) <= set(efficientnet_lite.VARIANTS):
+        raise ConfigError(
+            "bad-model-option",
+            f"networks={networks!r} does not name public networks.",
+            fix="Name one or several of lite0, lite1 and lite2, with spaces between them.",
+        )
     extractor = lite_backbone(
-        [f"efficientnet_{name}" for name in networks.split()],
+        names,
         input_size=input_size,
         mirror=mirror,
         square_root=square_root,
