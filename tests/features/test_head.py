@@ -29,6 +29,17 @@ def slow_sum(rows, targets, weight, bias, clip_norm):
     return total, torch.tensor(norms, dtype=torch.float64)
 
 
+@pytest.fixture(scope="module", params=["compiled", "in PyTorch"], autouse=True)
+def way(request):
+    """Every property holds for both ways to take the sum."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "in PyTorch":
+            patch.setattr(head, "offers_head_sums", lambda *_: False)
+        elif not head.offers_head_sums(torch.zeros(1, 16), torch.zeros(2, 16)):
+            pytest.skip("there is no compiled head on this machine")
+        yield request.param
+
+
 @pytest.fixture
 def problem():
     generator = torch.Generator().manual_seed(3)
@@ -47,6 +58,44 @@ def test_the_sum_is_that_of_autograd_row_by_row(problem):
     assert torch.allclose(total.gradients["bias"].double(), wanted[1], atol=1e-4)
     unclipped, _ = slow_sum(rows, targets, weight, bias, 1e9)
     assert not torch.allclose(total.gradients["weight"].double(), unclipped[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 6, 7, 13, 128])
+@pytest.mark.parametrize("length", [3, 16, 47, 80, 131])
+def test_the_compiled_sum_is_that_of_pytorch(way, num_classes, length, monkeypatch):
+    generator = torch.Generator().manual_seed(length)
+    rows = 3 * torch.randn(71, length, generator=generator)
+    rows[5, 1], rows[9] = math.nan, 1e34
+    targets = torch.randint(num_classes, (71,), generator=generator)
+    weight = torch.randn(num_classes, length, generator=generator)
+    sums, bias = HeadSum(rows, targets, num_classes=num_classes), torch.ones(num_classes)
+    batch = torch.randperm(71, generator=generator)[:50].sort().values
+    for indices in (None, batch, batch[:3]):
+        one = sums(weight, bias, clip_norm=2.0, indices=indices)
+        with monkeypatch.context() as patch:
+            patch.setattr(head, "offers_head_sums", lambda *_: False)
+            other = sums(weight, bias, clip_norm=2.0, indices=indices)
+        for name, value in other.gradients.items():
+            assert torch.allclose(one.gradients[name], value, rtol=1e-4, atol=1e-4)
+        assert torch.allclose(one.norms, other.norms, rtol=1e-4, atol=1e-5, equal_nan=True)
+        counts = one.norms.isfinite()
+        assert torch.allclose(one.losses[counts], other.losses[counts], rtol=1e-4, atol=1e-4)
+    if num_classes > 1:
+        fewer = sums(weight, bias, clip_norm=2.0, indices=batch[10:]).gradients["weight"]
+        whole = sums(weight, bias, clip_norm=2.0, indices=batch).gradients["weight"]
+        assert not torch.allclose(fewer, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_is_refused_before_memory_is_touched(problem):
+    rows, targets, weight, bias = problem
+    with pytest.raises(ValueError, match="targets"):
+        HeadSum(rows, targets + 3, num_classes=5)
+    sums = HeadSum(rows, targets, num_classes=5)
+    with pytest.raises(ValueError, match="do not fit"):
+        sums(weight[:, :-1], bias, clip_norm=1.0)
+    for wrong in (-1, 37):
+        with pytest.raises(IndexError):
+            sums(weight, bias, clip_norm=1.0, indices=torch.tensor([wrong]))
 
 
 def test_a_batch_is_the_sum_over_its_units_alone(problem):

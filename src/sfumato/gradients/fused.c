@@ -6,6 +6,7 @@
  * stretches, the stretches in double, or in float where they add up to a gradient that is stored as float.
  * Images are (rows, positions, channels): PyTorch's channels last.
  */
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -17,7 +18,7 @@
 
 enum { POSITIONS = 64, CHANNELS = 64, VALUES = 256 }; /* of a stretch, of a block, of a stretch of a filter */
 
-int fused_version(void) { return 1; } /* one more whenever arguments change; fused.py knows it too */
+int fused_version(void) { return 2; } /* one more whenever arguments change; fused.py knows it too */
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
@@ -146,7 +147,7 @@ struct convolution {
 
 #define WIDE __attribute__((target("arch=x86-64-v4")))
 typedef float lanes __attribute__((vector_size(64), aligned(4)));
-enum { LANES = 16, TALL = 6, BROAD = 4, NEAR = 256 }; /* 6 x 4 vectors of sums fill the registers */
+enum { LANES = 16, TALL = 6, BROAD = 4, ROWS = 4, BLOCK = 32, CLASSES = 128, NEAR = 256 }; /* 6 x 4 vectors of sums fill the registers */
 
 int has_unit_filters(void) { return __builtin_cpu_supports("x86-64-v4"); }
 
@@ -259,9 +260,131 @@ void unit_filters(const struct convolution *k, const float *g, const float *x, c
     }
 }
 
+/* out[r, i] = x[r] . w[i] for a few rows and classes; `length` numbers each. */
+static inline __attribute__((always_inline)) WIDE void dots(const float *const *x, const float *w, int64_t length,
+                                                            float *out, const int rows, const int tall) {
+    lanes sums[ROWS][TALL];
+    int64_t c = 0;
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < tall; i++) sums[r][i] = (lanes){0};
+    for (; c + LANES <= length; c += LANES) {
+        lanes values[ROWS];
+        for (int r = 0; r < rows; r++) values[r] = *(const lanes *)(x[r] + c);
+        for (int i = 0; i < tall; i++) {
+            lanes weights = *(const lanes *)(w + i * length + c);
+            for (int r = 0; r < rows; r++) sums[r][i] += values[r] * weights;
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < tall; i++) {
+            float total = 0;
+            for (int l = 0; l < LANES; l++) total += sums[r][i][l];
+            for (int64_t l = c; l < length; l++) total += x[r][l] * w[i * length + l];
+            out[r * CLASSES + i] = total;
+        }
+}
+
+/* result[i, c] += sum over rows of f[r, i] * x[r, c], for `tall` classes and `broad` vectors from c on. */
+static inline __attribute__((always_inline)) WIDE void outer(const float *const *x, int64_t c, const float *f,
+                                                             int64_t rows, int64_t length, float *result,
+                                                             const int tall, const int broad) {
+    lanes sums[TALL][BROAD];
+    for (int i = 0; i < tall; i++)
+        for (int j = 0; j < broad; j++) sums[i][j] = (lanes){0};
+    for (int64_t r = 0; r < rows; r++) {
+        lanes values[BROAD];
+        for (int j = 0; j < broad; j++) values[j] = *(const lanes *)(x[r] + c + j * LANES);
+        for (int i = 0; i < tall; i++)
+            for (int j = 0; j < broad; j++) sums[i][j] += values[j] * f[r * CLASSES + i];
+    }
+    for (int i = 0; i < tall; i++)
+        for (int j = 0; j < broad; j++) *(lanes *)(result + i * length + c + j * LANES) += sums[i][j];
+}
+
+#define DOTS(R, T) \
+    case (R) * 8 + (T): dots(x + r, w + i * length, length, out + r * CLASSES + i, R, T); break;
+#define ALL_DOTS(R) DOTS(R, 1) DOTS(R, 2) DOTS(R, 3) DOTS(R, 4) DOTS(R, 5) DOTS(R, 6)
+#define OUTER(T, B) \
+    case (T) * 8 + (B): outer(x, c, f + i, rows, length, result + i * length, T, B); break;
+#define ALL_OUTER(T) OUTER(T, 1) OUTER(T, 2) OUTER(T, 3) OUTER(T, 4)
+
+/* (rows, CLASSES): the products of all rows x with all w. */
+static WIDE void all_dots(const float *const *x, const float *w, int64_t rows, int64_t length, int64_t classes,
+                          float *out) {
+    for (int64_t r = 0; r < rows; r += ROWS)
+        for (int64_t i = 0; i < classes; i += TALL)
+            switch (least(ROWS, (size_t)(rows - r)) * 8 + least(TALL, (size_t)(classes - i))) {
+                ALL_DOTS(1) ALL_DOTS(2) ALL_DOTS(3) ALL_DOTS(4)
+            }
+}
+
+/* (classes, length): add the products of f[r] and x[r] over all rows. */
+static WIDE void add_outer(const float *const *x, const float *f, int64_t rows, int64_t length, int64_t classes,
+                           float *result) {
+    int64_t broad, whole = length / LANES * LANES;
+    for (int64_t c = 0; c < whole; c += broad * LANES) {
+        broad = (int64_t)least(BROAD, (size_t)(whole - c) / LANES);
+        for (int64_t i = 0; i < classes; i += TALL)
+            switch (least(TALL, (size_t)(classes - i)) * 8 + (size_t)broad) {
+                ALL_OUTER(1) ALL_OUTER(2) ALL_OUTER(3) ALL_OUTER(4) ALL_OUTER(5) ALL_OUTER(6)
+            }
+    }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < classes; i++)
+            for (int64_t c = whole; c < length; c++) result[i * length + c] += f[r * CLASSES + i] * x[r][c];
+}
+
+/* The logits of one row become p - y; returns the loss. */
+static WIDE float residual_of(float *logits, const float *bias, int64_t classes, int64_t target) {
+    float largest = -INFINITY, total = 0;
+    for (int64_t i = 0; i < classes; i++) {
+        logits[i] += bias[i];
+        if (logits[i] > largest) largest = logits[i];
+    }
+    float at_target = logits[target] - largest;
+    for (int64_t i = 0; i < classes; i++) total += logits[i] = expf(logits[i] - largest);
+    for (int64_t i = 0; i < classes; i++) logits[i] /= total;
+    logits[target] -= 1;
+    return logf(total) - at_target;
+}
+
+/* The clipped sum of a softmax regression over some rows, in one pass over memory. A row's gradient has the norm
+ * |p - y| * sqrt(square), and counts with `bound` over it where that is below 1; without a finite norm it counts
+ * as zero. `chosen` numbers the rows, or is null for the first ones. Adds to `weights` and `biases`. */
+WIDE void head_sums(const float *rows, const int64_t *chosen, const int64_t *targets, const double *squares,
+                    const float *w, const float *bias, const double *bound, int64_t count, int64_t length,
+                    int64_t classes, float *weights, float *biases, double *norms, float *losses) {
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        const float *x[BLOCK];
+        float f[BLOCK * CLASSES];
+        int64_t some = (int64_t)least(BLOCK, (size_t)(count - first)), counted = 0;
+        for (int64_t r = 0; r < some; r++) x[r] = rows + (chosen ? chosen[first + r] : first + r) * length;
+        all_dots(x, w, some, length, classes, f);
+        for (int64_t r = 0; r < some; r++) {
+            float *own = f + r * CLASSES;
+            losses[first + r] = residual_of(own, bias, classes, targets[first + r]);
+            double square = 0;
+            for (int64_t i = 0; i < classes; i++) square += (double)own[i] * own[i];
+            double norm = norms[first + r] = sqrt(square * squares[first + r]);
+            if (!isfinite(norm)) continue;
+            float factor = norm > *bound ? (float)(*bound / norm) : 1;
+            x[counted] = x[r]; /* rows that count move up */
+            for (int64_t i = 0; i < classes; i++) biases[i] += f[counted * CLASSES + i] = factor * own[i];
+            counted++;
+        }
+        add_outer(x, f, counted, length, classes, weights);
+    }
+}
+
 #else
 
 int has_unit_filters(void) { return 0; }
+void head_sums(const float *rows, const int64_t *chosen, const int64_t *targets, const double *squares,
+               const float *w, const float *bias, const double *bound, int64_t count, int64_t length,
+               int64_t classes, float *weights, float *biases, double *norms, float *losses) {
+    (void)rows, (void)chosen, (void)targets, (void)squares, (void)w, (void)bias, (void)bound, (void)count;
+    (void)length, (void)classes, (void)weights, (void)biases, (void)norms, (void)losses;
+}
 void unit_filters(const struct convolution *k, const float *g, const float *x, const float *directions,
                   float *result, double *moments, float *shifts) {
     (void)k, (void)g, (void)x, (void)directions, (void)result, (void)moments, (void)shifts;

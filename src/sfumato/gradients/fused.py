@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-VERSION = 1  # of fused.c: an older library would be called with arguments it does not know
+VERSION = 2  # of fused.c: an older library would be called with arguments it does not know
 MAX_CHANNELS = 16_384
+MAX_CLASSES = 128  # of the compiled head
 CHUNK_VALUES = 524_288  # values whose product stays in cache until it is summed
 
 
@@ -133,6 +134,36 @@ def unit_filters(
     shape = torch.tensor(sizes, dtype=torch.int64, device="cpu")
     _call(_compiled().unit_filters, shape, gradients, inputs, directions.contiguous(), *found)
     return found
+
+
+def offers_head_sums(rows: Tensor, weight: Tensor) -> bool:
+    """Whether ``head_sums`` can take these; with many classes the library's matrix products are as fast."""
+    library = _library(rows, weight)
+    few = len(weight) <= MAX_CLASSES and rows.is_contiguous()
+    return library is not None and few and bool(library.has_unit_filters())
+
+
+def head_sums(
+    rows: Tensor,
+    chosen: Tensor | None,
+    targets: Tensor,
+    squares: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    bound: float,
+    found: tuple[Tensor, Tensor, Tensor, Tensor],
+) -> None:
+    """The clipped sum of a softmax regression over the ``chosen`` rows, or over all, in the caller's thread.
+
+    ``squares`` are those of the rows' norms with the bias, float64. ``found`` is filled: norms and losses of
+    the rows; and added to: the gradients of weight and bias, clipped to ``bound``.
+    """
+    norms, losses, weights, biases = found
+    limit = torch.tensor(bound, dtype=torch.float64)
+    sizes = (len(targets), rows.shape[1], len(weight))
+    start = 0 if chosen is None else chosen.contiguous()
+    inputs = (rows, start, targets.contiguous(), squares.contiguous(), weight.contiguous(), bias.contiguous())
+    _call(_compiled().head_sums, *inputs, limit, *sizes, weights, biases, norms, losses)
 
 
 @cache
