@@ -158,7 +158,7 @@ def prepare(
         learning_rate=training.learning_rate,
         options=dict(training.optimizer_options),
     )
-    check_forward(network, tuple(splits.train.images.shape[1:]))
+    check_forward(network, tuple(splits.train.images.shape[1:]), num_classes=len(splits.train.classes))
     findings = () if plan is None else examine(recipe, splits, network, plan)
     mean, std = normalisation(network, splits.train, beginning)
     counter = features_counter(watcher, "training")
@@ -333,6 +333,13 @@ def default_delta(num_units: int) -> float:
 
 def initial_model(settings: ModelSettings, train: ImageSet, source: RandomSource) -> nn.Module:
     """A model of the zoo with fresh weights drawn from ``source``; the global generator is left as it was."""
+    for name in ("num_classes", "in_channels"):
+        if name in settings.options:
+            raise ConfigError(
+                "unknown-model-option",
+                f"model.options.{name} cannot be set: the images have it",
+                fix="Leave it out; data.channels changes the images' channels.",
+            )
     seed = source.torch_generator(purpose="init", step=0).initial_seed()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -135,13 +135,26 @@ class AugmentationSettings:
     flip: bool = setting(True, "horizontal flips")
 
 
+def check_mean_noise(value: float) -> None:
+    """Refuse noise so small that no accountant can say what it costs."""
+    if 0 < value < 1e-3:
+        raise ConfigError(
+            "bad-value",
+            f"features.mean_noise_multiplier is {value:g}.",
+            why="So little noise protects nobody.",
+            fix="Use 0 for no centring, or at least 0.001; 200 costs next to nothing.",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class FeatureSettings:
     """[features]: the model's features are fixed and computed once; only what stands on them is trained."""
 
     num_images: int = setting(12_000, "generated images that features are fitted on", low=50)
-    seed: int = setting(0, "of the generated images: public", low=0)
-    mean_noise_multiplier: float = setting(200.0, "noise of the private mean row; 0: no centring", low=0)
+    seed: int = setting(0, "of the generated images: public", low=0, high=2**31)
+    mean_noise_multiplier: float = setting(
+        200.0, "noise of the private mean row; 0: no centring", low=0, check=check_mean_noise
+    )
     reference_steps: int = setting(60, "steps at ε = 1 on 50,000 units; scaled to the budget", low=1)
     reference_rate: float = setting(20.0, "learning rate there; scaled to the budget", low=0)
 

@@ -35,7 +35,7 @@ def way(request):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "in PyTorch":
             patch.setattr(head, "offers_head_sums", lambda *_: False)
-        elif not head.offers_head_sums(torch.zeros(1, 16), torch.zeros(2, 16)):
+        elif not head.offers_head_sums(torch.zeros(1, 16), torch.zeros(2, 16), torch.zeros(2)):
             pytest.skip("there is no compiled head on this machine")
         yield request.param
 
@@ -96,6 +96,18 @@ def test_what_does_not_fit_is_refused_before_memory_is_touched(problem):
     for wrong in (-1, 37):
         with pytest.raises(IndexError):
             sums(weight, bias, clip_norm=1.0, indices=torch.tensor([wrong]))
+    for clip in (math.nan, math.inf, 0.0, -1.0):
+        with pytest.raises(ValueError, match="clip_norm"):
+            sums(weight, bias, clip_norm=clip)
+
+
+def test_other_integers_and_a_transposed_weight_give_the_same_sum(problem):
+    rows, targets, weight, bias = problem
+    wanted = HeadSum(rows, targets, num_classes=5)(weight, bias, clip_norm=0.7).gradients["weight"]
+    turned = weight.T.contiguous().T
+    few = HeadSum(rows, targets.int(), num_classes=5)
+    found = few(turned, bias, clip_norm=0.7, indices=torch.arange(37, dtype=torch.int32))
+    assert torch.allclose(found.gradients["weight"], wanted, atol=1e-5)
 
 
 def test_a_batch_is_the_sum_over_its_units_alone(problem):

@@ -14,7 +14,7 @@ import sfumato.release
 from sfumato.accounting import SampledGaussian
 from sfumato.data import DataSplits, ImageSet
 from sfumato.data.generated import dead_leaves
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, ModelError
 from sfumato.estimate import estimate
 from sfumato.features.rows import (
     FeatureViews,
@@ -276,6 +276,49 @@ def test_a_model_without_fixed_features_is_refused():
     splits = DataSplits(train=bright_and_dark(20, seed=1), val=None, test=None)
     with pytest.raises(ConfigError, match="no-fixed-features"):
         prepare(recipe, data=splits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"model.options": {"num_layers": 3}}, "bad-model-option"),
+        ({"model.options": {"spread": -1.0}}, "bad-model-option"),
+        ({"model.options": {"grid": 50}}, "bad-model-option"),
+        ({"model.options": {"in_channels": 3}}, "unknown-model-option"),
+        ({"model.options": {"image_size": 5}}, "image-too-small"),
+        ({"features.mean_noise_multiplier": 1e-320}, "bad-value"),
+        ({"features.seed": 10**30}, "bad-value"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_code(changes, code):
+    splits = DataSplits(train=bright_and_dark(20, seed=1), val=None, test=None)
+    with pytest.raises((ConfigError, ModelError)) as caught:
+        prepare(recipe_for(**{"privacy.delta": 1e-2} | changes), data=splits)
+    assert caught.value.code == code
+
+
+def test_more_patches_than_were_looked_at_and_a_huge_budget_are_no_trouble():
+    splits = DataSplits(train=bright_and_dark(20, seed=1), val=None, test=None)
+    many = {"num_layers": 1, "num_patches": 1000, "num_directions": 40, "grid": 1}
+    changes = {"model.options": many, "features.num_images": 50, "privacy.epsilon": 1000.0}
+    assert prepare(recipe_for(**{"privacy.delta": 1e-2} | changes), data=splits).num_steps > 10
+
+
+def test_heads_that_are_not_plain_are_left_to_the_engine_or_refused():
+    splits = DataSplits(train=bright_and_dark(20, seed=1), val=None, test=None)
+
+    def prepared(head):
+        model = create_model("patches", num_classes=2, **SMALL)
+        model.head = head
+        return prepare(recipe_for(**{"privacy.delta": 1e-2}), data=splits, model=model)
+
+    for head in (torch.nn.Linear(40, 2, bias=False), torch.nn.Sequential(torch.nn.Linear(40, 2))):
+        ready = prepared(head)
+        assert closed_form_sums(ready.model, ready.views, ready.units) is None
+    plain = prepared(torch.nn.Linear(40, 2))
+    assert closed_form_sums(plain.model, plain.views, plain.units) is not None
+    with pytest.raises(ModelError, match="wrong-output-shape"):
+        prepared(torch.nn.Linear(40, 5))
 
 
 def test_patients_are_no_images_even_if_one_image_of_each_counts():

@@ -217,7 +217,7 @@ def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json
         f"Memory     about {cost.memory_bytes / 2**30:.1f} GiB ({cost.microbatch_size} of "
         f"{cost.rows_per_step:,} rows at once)"
     )
-    click.echo(f"Folder     {folder}   (nothing was written)")
+    click.echo(f"Folder     {folder}   (not made; features of the images may have been kept in the cache)")
 
 
 def _absolute(data: str | None) -> str | None:

@@ -35,18 +35,25 @@ def check_model(model: nn.Module, inputs: Tensor) -> list[Finding]:
     return _frozen_statistics(model)
 
 
-def check_forward(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Raise ``ModelError`` if the model cannot take images of this shape (channels, height, width)."""
+def check_forward(model: nn.Module, shape: tuple[int, ...], *, num_classes: int | None = None) -> None:
+    """Raise ``ModelError`` if the model cannot take images of this shape (channels, height, width), or does
+    not give one score for each of ``num_classes`` classes."""
     device = next(model.parameters()).device
     try:
         with _undisturbed(model), torch.no_grad():
-            model.eval()(torch.zeros(1, *shape, device=device))
+            scores = model.eval()(torch.zeros(1, *shape, device=device))
     except (RuntimeError, ValueError) as error:
         raise ModelError(
             "wrong-image-shape",
             f"the model cannot take images of {' x '.join(map(str, shape))}: {str(error).splitlines()[0]}",
             fix="Use larger images (--set data.image_size=…), other channels, or another model.",
         ) from error
+    if num_classes is not None and tuple(scores.shape) != (1, num_classes):
+        raise ModelError(
+            "wrong-output-shape",
+            f"the model gives {tuple(scores.shape)} for one image, and the data have {num_classes} classes.",
+            fix=f"Give its last layer {num_classes} outputs.",
+        )
 
 
 def check_independence(model: nn.Module, inputs: Tensor) -> None:

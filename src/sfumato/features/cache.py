@@ -46,7 +46,7 @@ def features_of(
     """
     entry = (folder or cache_home()) / f"{checksum(module, images)}.npy"
     try:
-        rows = _mapped(entry)
+        rows = _mapped(entry) if entry.is_file() else torch.empty(0)
         if rows.ndim == 2 and len(rows) == len(images) and rows.dtype == torch.float32:
             return rows
     except (OSError, ValueError, TypeError, EOFError):

@@ -56,7 +56,7 @@ class HeadSum:
     def __init__(self, rows: Tensor, targets: Tensor, *, num_classes: int) -> None:
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
             raise ValueError(f"targets must be from 0 to {num_classes - 1}")
-        self.rows, self.targets, self.num_classes = rows, targets, num_classes
+        self.rows, self.targets, self.num_classes = rows, targets.long(), num_classes
         self._squares = _squared_norms(rows) + 1.0
         self._rows_are_finite = bool(self._squares.isfinite().all())
 
@@ -71,6 +71,9 @@ class HeadSum:
         """
         if weight.shape != (self.num_classes, self.rows.shape[1]) or bias.shape != (self.num_classes,):
             raise ValueError(f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} do not fit the rows")
+        if not 0 < clip_norm < math.inf:
+            raise ValueError(f"clip_norm is {clip_norm}: it must be finite and above 0")
+        indices = None if indices is None else indices.long()
         if indices is not None and len(indices) and int(indices.min()) < 0:
             raise IndexError("indices count from 0")
         count = len(self.rows) if indices is None else len(indices)
@@ -102,14 +105,14 @@ class HeadSum:
         losses: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The clipped sum over the chosen rows, piece by piece; fills in their norms and losses."""
-        total_weight, total_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        total_weight, total_bias = weight.new_zeros(weight.shape), bias.new_zeros(bias.shape)  # row by row
         all_rows, targets, squares = self.rows, self.targets[chosen], self._squares[chosen]
         # Beyond it a factor times p - y would fall among float32's subnormal numbers, which are too coarse.
         longest = min(1.0, clip_norm) * _LARGEST_NORM
         squares = torch.where(squares <= longest**2, squares, math.inf)
         if isinstance(chosen, slice):
             all_rows = all_rows[chosen]
-        if offers_head_sums(all_rows, weight):
+        if offers_head_sums(all_rows, weight, bias):
             found = (norms, losses, total_weight, total_bias)
             bound = clip_norm * (1 - ROUNDING)
             indices = None if isinstance(chosen, slice) else chosen

@@ -5,6 +5,7 @@ Everything is fitted on generated images: the features of `fast/patches` know no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.data.generated import dead_leaves
+from sfumato.errors import ConfigError, ModelError
 from sfumato.features.patches import PatchLayer
 from sfumato.features.whitening import Whitening
 
@@ -28,6 +30,8 @@ class SoftPooling(nn.Module):
 
     def __init__(self, size: int, *, grid: int, spread: float) -> None:
         super().__init__()
+        if not 0 < spread < math.inf:
+            raise ConfigError("bad-model-option", f"spread={spread} is no width.", fix="Its default is 0.5.")
         place = torch.arange(size) + 0.5
         centre = (torch.arange(grid) + 0.5) * size / grid
         window = torch.exp(-0.5 * ((place[:, None] - centre) / (spread * size / grid)).square())
@@ -98,6 +102,17 @@ class PatchFeatures(nn.Module):
         self.image_size, self.in_channels, self.mirror = image_size, in_channels, mirror
         self.described = {"patches": 1, "size": image_size, "grid": grid, "spread": spread}
         self.described |= {} if mirror else {"mirror": False}
+        if num_layers not in (1, 2):
+            raise ConfigError(
+                "bad-model-option", f"num_layers={num_layers}: there are one or two.", fix="Use 1 or 2."
+            )
+        smallest = 6 if num_layers == 1 else 13  # a patch; a patch of pooled patches
+        if image_size < smallest:
+            raise ModelError(
+                "image-too-small",
+                f"patches of {num_layers} layers need images of {smallest} pixels a side, not {image_size}.",
+                fix=f"Enlarge the images: --set data.image_size={max(32, smallest)}",
+            )
         stride = max(1, image_size // 32)
         self.layers = nn.ModuleList(
             [PatchLayer(in_channels, patch_size=6, num_patches=num_patches, stride=stride)]

@@ -52,9 +52,8 @@ class PatchLayer(nn.Module):
         self, maps: Tensor, *, generator: torch.Generator, active: float = 0.1, ridge: float = 1e-3
     ) -> PatchLayer:
         """Whitening, dictionary and threshold from ``maps`` (N, C, H, W) of generated images."""
-        patches = random_patches(
-            maps, self.patch_size, count=min(200_000, 20 * len(maps)), generator=generator
-        )
+        count = max(min(200_000, 20 * len(maps)), 4 * self.num_patches)  # enough strong ones to choose from
+        patches = random_patches(maps, self.patch_size, count=count, generator=generator)
         centred = patches - patches.mean(1, keepdim=True) if self.remove_mean else patches
         scale = (centred.square().mean(1) + self.contrast**2).sqrt()
         normal = centred / scale[:, None]

@@ -120,8 +120,12 @@ def release_centre(
 def in_closed_form(model: nn.Module, views: object, units: Units) -> bool:
     """Whether a step is the sum over fixed rows under a linear head, each row a unit."""
     on_features = isinstance(views, FeatureViews) and isinstance(model, FeatureClassifier)
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    return (on_features or isinstance(views, LastLayerViews)) and units.are_images and on_cpu
+    if not (on_features or isinstance(views, LastLayerViews)) or not units.are_images:
+        return False
+    head = model.head
+    if type(head) is not nn.Linear or head.bias is None or not head.bias.requires_grad:
+        return False
+    return head.weight.device.type == "cpu" and head.weight.dtype == torch.float32
 
 
 @torch.no_grad()
@@ -189,6 +193,8 @@ def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float) -> Rec
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """μ of the Gaussian mechanism that is exactly (ε, δ)-private (Dong, Roth & Su 2022, corollary 1)."""
 
+    epsilon = min(epsilon, 500.0)  # beyond it exp(ε) overflows, and noise no longer matters
+
     def excess(mu: float) -> float:
         return ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon) * ndtr(-epsilon / mu - mu / 2) - delta
 
@@ -234,7 +240,7 @@ def fit_extractor(
     key = checksum(model.extractor, nothing)  # of the unfitted module: its shapes and settings
     entry = (folder or cache_home()) / f"extractor-{key}-{num_images}-{seed}.safetensors"
     try:
-        fitted = load_file(entry)
+        fitted = load_file(entry) if entry.is_file() else {}
         if fitted.keys() == model.extractor.state_dict().keys():
             model.extractor.load_state_dict(fitted)
             return

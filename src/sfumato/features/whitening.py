@@ -11,12 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sfumato.errors import ConfigError
+
+_MOST_FEATURES = 30_000  # 3.6 GB, several times over while it is decomposed
+
 
 class Whitening(nn.Module):
     """Standardise, rotate and scale by the fitted covariance, keep the leading directions, unit norm."""
 
     def __init__(self, num_features: int, num_directions: int) -> None:
         super().__init__()
+        if num_features > _MOST_FEATURES:
+            raise ConfigError(
+                "bad-model-option",
+                f"these options make {num_features:,} features; the covariance of more than "
+                f"{_MOST_FEATURES:,} does not fit.",
+                fix="Choose a smaller grid or fewer patches.",
+            )
         self.num_features, self.num_directions = num_features, min(num_directions, num_features)
         self.register_buffer("offset", torch.zeros(self.num_directions))
         self.register_buffer("projection", torch.zeros(num_features, self.num_directions))

@@ -136,9 +136,9 @@ def unit_filters(
     return found
 
 
-def offers_head_sums(rows: Tensor, weight: Tensor) -> bool:
+def offers_head_sums(rows: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """Whether ``head_sums`` can take these; with many classes the library's matrix products are as fast."""
-    library = _library(rows, weight)
+    library = _library(rows, weight, bias)
     few = len(weight) <= MAX_CLASSES and rows.is_contiguous()
     return library is not None and few and bool(library.has_unit_filters())
 
@@ -155,8 +155,9 @@ def head_sums(
 ) -> None:
     """The clipped sum of a softmax regression over the ``chosen`` rows, or over all, in the caller's thread.
 
-    ``squares`` are those of the rows' norms with the bias, float64. ``found`` is filled: norms and losses of
-    the rows; and added to: the gradients of weight and bias, clipped to ``bound``.
+    ``chosen`` and ``targets`` are int64; ``squares`` are those of the rows' norms with the bias, float64.
+    ``found`` is filled: norms and losses of the rows; and added to: the gradients of weight and bias, clipped
+    to ``bound``.
     """
     norms, losses, weights, biases = found
     limit = torch.tensor(bound, dtype=torch.float64)

@@ -170,11 +170,11 @@ def lite_features(
     )
 
     names = [f"efficientnet_{name}" for name in networks.split()]
-    if not names or not set(names) <= set(efficientnet_lite.VARIANTS):
+    if not names or len(names) > len(set(names)) or not set(names) <= set(efficientnet_lite.VARIANTS):
         raise ConfigError(
             "bad-model-option",
             f"networks={networks!r} does not name public networks.",
-            fix="Name one or several of lite0, lite1 and lite2, with spaces between them.",
+            fix="Name some of lite0, lite1 and lite2, each once, with spaces between them.",
         )
     extractor = lite_backbone(
         names,
