@@ -29,6 +29,7 @@ TABLE = Path(__file__).with_name("results.csv")
 @click.argument("data")
 @click.option("--epsilon", "epsilons", type=float, multiple=True, help="Without any: no privacy.")
 @click.option("--seeds", default=3, show_default=True)
+@click.option("--first-seed", default=0, show_default=True, help="To add seeds to rows that are there.")
 @click.option("--feature-minutes", default=0.0, help="Of features or pre-training that are there already.")
 @click.option("--weights", help="A finished pre-training of this recipe, which would otherwise come first.")
 @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE")
@@ -38,6 +39,7 @@ def main(
     data: str,
     epsilons: tuple[float, ...],
     seeds: int,
+    first_seed: int,
     feature_minutes: float,
     weights: str | None,
     assignments: tuple[str, ...],
@@ -45,7 +47,7 @@ def main(
 ) -> None:
     """Train and note accuracy (and AUC, if there are two classes)."""
     for epsilon in epsilons or (None,):
-        for seed in range(seeds):
+        for seed in range(first_seed, first_seed + seeds):
             budget = "--no-privacy" if epsilon is None else f"--epsilon {epsilon:g}"
             changes = "".join(f" --set {shlex.quote(text)}" for text in assignments)
             command = f"sfumato train {data} --recipe {recipe_name} {budget}{changes}"
