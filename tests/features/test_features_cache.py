@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sfumato.errors import DataError
+from sfumato.features import cache
 from sfumato.features.cache import checksum, compute_features, features_of
 
 
@@ -30,9 +31,12 @@ def images():
     return torch.randint(256, (600, 3, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def test_features_come_in_the_order_of_the_images_with_progress(images):
+def test_features_come_in_the_order_of_the_images_with_progress(images, tmp_path):
     seen = []
-    rows = compute_features(Counting(), images, on_progress=lambda done, total: seen.append((done, total)))
+    rows = features_of(
+        Counting(), images, folder=tmp_path, on_progress=lambda done, total: seen.append((done, total))
+    ).numpy()
+    assert np.array_equal(rows, compute_features(Counting(), images))
     assert np.allclose(rows, images.float().mean((2, 3)).numpy() / 255 * 2, atol=1e-5)
     assert not np.allclose(rows, rows[::-1])
     assert seen[-1] == (600, 600)
@@ -76,6 +80,48 @@ def test_a_failure_in_the_middle_leaves_no_entry(images, tmp_path):
     assert list(tmp_path.glob("*.npy")) == []
     features_of(Counting(), images, folder=tmp_path)
     assert len(list(tmp_path.glob("*.npy"))) == 1
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(cache, "_ROWS_AT_ONCE", 30)
+    monkeypatch.setattr(cache, "_ROWS_PER_PART", 60)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_after_an_interruption_only_missing_parts_are_computed(images, tmp_path):
+    images = images[:570]  # the last part is half as long as the others
+    whole = compute_features(Counting(), images)
+
+    def interrupt(done, total):
+        if done > 400:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        features_of(Counting(), images, folder=tmp_path, on_progress=interrupt)
+    parts = sorted(tmp_path.glob("*.part"))
+    assert len(parts) == 6
+    assert all(part.stat().st_mode & 0o077 == 0 for part in parts)
+    parts[2].write_bytes(parts[2].read_bytes()[:-4])
+
+    module, seen = Counting(), []
+    rows = features_of(module, images, folder=tmp_path, on_progress=lambda done, total: seen.append(done))
+    assert np.array_equal(rows.numpy(), whole)
+    assert module.calls == 9  # 270 of 570 rows, 30 at once
+    assert seen[0] == 330
+    assert seen[-1] == 570
+    assert [file.suffix for file in tmp_path.iterdir()] == [".npy"]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_two_processes_that_compute_the_same_do_not_disturb_each_other(images, tmp_path):
+    def meanwhile(done, total):
+        if done == 300:
+            features_of(Counting(), images, folder=tmp_path)
+
+    rows = features_of(Counting(), images, folder=tmp_path, on_progress=meanwhile)
+    assert np.array_equal(rows.numpy(), compute_features(Counting(), images))
+    assert [file.suffix for file in tmp_path.iterdir()] == [".npy"]
 
 
 def test_entries_are_readable_by_their_owner_only_and_cannot_be_changed_through_the_tensor(images, tmp_path):

@@ -9,7 +9,8 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
 _VERSION = "sfumato features 1"  # change it whenever features of the same module change
 _ROWS_AT_ONCE = 256  # rows of one task: enough for an efficient projection, few enough for an even load
+_ROWS_PER_PART = 16 * _ROWS_AT_ONCE  # rows kept at once: minutes of the slowest network on two cores
 
 
 def cache_home() -> Path:
@@ -43,21 +45,49 @@ def features_of(
 
     ``module.described`` holds, in JSON values, what its weights do not tell of its preprocessing. The entry's
     name is a checksum of it, of the weights and of the images in order: a change of any is another entry.
+    Parts are kept as they are done, so that an interruption loses no more than one.
     """
     entry = (folder or cache_home()) / f"{checksum(module, images)}.npy"
+    if _found(entry, len(images)) is None:
+        every = range(len(images))
+        parts = {
+            entry.with_name(f"{entry.stem}-{start}.part"): every[start : start + _ROWS_PER_PART]
+            for start in every[::_ROWS_PER_PART]
+        }
+        _complete(parts, module, images, on_progress)
+        kept = [_found(file, len(rows)) for file, rows in parts.items()]
+        if all(part is not None for part in kept):  # else another process did the same, and was faster
+            _write(entry, kept)
+        for file in parts:
+            file.unlink(missing_ok=True)
+    return torch.from_numpy(_found(entry, len(images)))
+
+
+def _found(entry: Path, num_rows: int) -> np.ndarray | None:
+    """So many rows, mapped from the file; None if it is missing, cut off, or something else altogether."""
     try:
-        rows = _mapped(entry) if entry.is_file() else torch.empty(0)
-        if rows.ndim == 2 and len(rows) == len(images) and rows.dtype == torch.float32:
-            return rows
+        # "c": pages are copied on write, so nothing changes the file through the tensor
+        rows = np.load(entry, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, TypeError, EOFError):
-        pass  # missing, cut off, or something else altogether
-    _write(entry, compute_features(module, images, on_progress=on_progress))
-    return _mapped(entry)
+        return None
+    return rows if rows.ndim == 2 and len(rows) == num_rows and rows.dtype == np.float32 else None
 
 
-def _mapped(entry: Path) -> Tensor:
-    # "c": pages are copied on write, so nothing changes the file through the tensor
-    return torch.from_numpy(np.load(entry, mmap_mode="c", allow_pickle=False))
+def _complete(
+    parts: Mapping[Path, range], module: nn.Module, images: Tensor, on_progress: OnProgress | None
+) -> None:
+    """Compute the rows of every part whose file is not there yet, and put them into it."""
+    missing = {file: rows for file, rows in parts.items() if _found(file, len(rows)) is None}
+    blocks = _blocks(module, images, [start for rows in missing.values() for start in rows[::_ROWS_AT_ONCE]])
+    done = len(images) - sum(map(len, missing.values()))
+    for file, rows in missing.items():
+        computed = []
+        for block in islice(blocks, len(rows[::_ROWS_AT_ONCE])):
+            computed.append(block)
+            done += len(block)
+            if on_progress:
+                on_progress(done, len(images))
+        _write(file, computed)
 
 
 def checksum(module: nn.Module, images: Tensor) -> str:
@@ -73,32 +103,21 @@ def checksum(module: nn.Module, images: Tensor) -> str:
     return digest.hexdigest()[:40]
 
 
-@torch.no_grad()
-def compute_features(
-    module: nn.Module, images: Tensor, *, on_progress: OnProgress | None = None
-) -> np.ndarray:
+def compute_features(module: nn.Module, images: Tensor) -> np.ndarray:
     """Features (N, d) of uint8 images (N, C, H, W), which the module sees as float32 from 0 to 1."""
+    return np.concatenate(list(_blocks(module, images, range(0, len(images), _ROWS_AT_ONCE))))
+
+
+def _blocks(module: nn.Module, images: Tensor, starts: Sequence[int]) -> Iterator[np.ndarray]:
+    """The features of ``_ROWS_AT_ONCE`` images from each start on, in this order."""
     device = next((value.device for value in module.state_dict().values()), torch.device("cpu"))
     module.eval()
-    result: np.ndarray | None = None
-    done = 0
-    for start, rows in _in_order(module, images, device):
-        if result is None:
-            result = np.empty((len(images), rows.shape[1]), dtype=np.float32)
-        result[start : start + len(rows)] = rows
-        done += len(rows)
-        if on_progress:
-            on_progress(done, len(images))
-    return np.empty((0, 0), dtype=np.float32) if result is None else result
 
-
-def _in_order(module: nn.Module, images: Tensor, device: torch.device) -> Iterator[tuple[int, np.ndarray]]:
     @torch.no_grad()  # gradient mode belongs to a thread
-    def task(start: int) -> tuple[int, np.ndarray]:
+    def task(start: int) -> np.ndarray:
         pixels = images[start : start + _ROWS_AT_ONCE].to(device).float() / 255
-        return start, module(pixels).float().cpu().numpy()
+        return module(pixels).float().cpu().numpy()
 
-    starts = range(0, len(images), _ROWS_AT_ONCE)
     if device.type != "cpu":
         yield from map(task, starts)
         return
@@ -106,14 +125,18 @@ def _in_order(module: nn.Module, images: Tensor, device: torch.device) -> Iterat
         yield from pool.map(task, starts)
 
 
-def _write(entry: Path, features: np.ndarray) -> None:
-    """The whole entry or none: it is renamed into place when it is on disk."""
+def _write(entry: Path, blocks: Sequence[np.ndarray]) -> None:
+    """The rows of all blocks as one array, whole or not at all: it is renamed into place when on disk."""
     try:
         with workspace(entry.parent) as work:
             unfinished = work / entry.name
             private = os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o600)
             with os.fdopen(private, "wb") as file:
-                np.save(file, features, allow_pickle=False)
+                shape = (sum(map(len, blocks)), blocks[0].shape[1])
+                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for rows in blocks:
+                    file.write(np.ascontiguousarray(rows, dtype="<f4"))
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(entry)

@@ -168,6 +168,16 @@ def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int, de
                 fix="Begin with one of the recipes fast/*, for example --recipe fast/patches.",
             )
         return recipe
+    refused = {"augmentation.views": recipe.augmentation.views}
+    refused |= {"data.mean": recipe.data.mean, "data.std": recipe.data.std}
+    for name, value in refused.items():
+        if value:
+            raise ConfigError(
+                "fixed-features",
+                f"{name} = {value} would change nothing: the features are fixed.",
+                why="They are computed once, from each image as it is, with a normalisation of their own.",
+                fix=f"Leave {name} out, or use a recipe that trains on the images themselves.",
+            )
     return with_budget_settings(with_image_options(recipe, train), num_units=num_units, delta=delta)
 
 
