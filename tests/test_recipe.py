@@ -12,7 +12,7 @@ import pytest
 
 from sfumato.accounting import check_budget
 from sfumato.errors import ConfigError
-from sfumato.preparation import build_plan
+from sfumato.planning import build_plan
 from sfumato.privacy import Plan
 from sfumato.recipe import (
     Recipe,

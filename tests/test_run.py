@@ -13,7 +13,8 @@ from torch import nn
 
 from sfumato.errors import ConfigError, ModelError, PrivacyError, RunError, SfumatoError
 from sfumato.ledger import Cap, Ledger
-from sfumato.preparation import default_delta, prepare
+from sfumato.planning import default_delta
+from sfumato.preparation import prepare
 from sfumato.recipe import with_settings
 from sfumato.run import train
 from small_runs import SmallNet, Watcher, small_recipe, small_set, small_splits

@@ -26,7 +26,8 @@ from sfumato.features.rows import (
 )
 from sfumato.ledger import Ledger
 from sfumato.models import create_model
-from sfumato.preparation import build_plan, prepare
+from sfumato.planning import build_plan
+from sfumato.preparation import prepare
 from sfumato.recipe import load_recipe, with_settings
 from sfumato.run import train
 from sfumato.state import load_state

@@ -64,7 +64,8 @@ def _recipe(name: str):
 
 def _plan_findings(recipe, splits) -> list[Finding]:
     from sfumato.doctor import examine_plan
-    from sfumato.preparation import build_plan, group_units
+    from sfumato.planning import build_plan
+    from sfumato.preparation import group_units
 
     units = group_units(recipe, splits.train)
     plan = build_plan(recipe, num_units=len(units), force=True)
