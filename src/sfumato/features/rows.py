@@ -185,7 +185,9 @@ def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float) -> Rec
     """The recipe with steps and learning rate for its budget, where it leaves the steps open.
 
     What counts is μ·N, how far the sum over N units stands out of the noise. Steps grow with its 0.29th and
-    the rate with its two-thirds power: one rule for every ε and every number of images.
+    the rate with its two-thirds power: one rule for every ε and every number of images. Where there is less
+    of it than at the reference, the same way is gone in more and smaller steps: large ones with momentum
+    would end before they have settled, most of all where classes are not equally frequent.
     """
     settings, training = recipe.features, recipe.training
     if training.num_steps is not None or training.num_epochs is not None:
@@ -195,7 +197,10 @@ def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float) -> Rec
         if recipe.privacy.epsilon is not None:
             ratio = min(ratio, gaussian_mu(recipe.privacy.epsilon, delta) * num_units / _REFERENCE_SIGNAL)
         factor = min(ratio, _FASTEST) ** (2 / 3)
-    steps = max(10, round(settings.reference_steps * ratio**0.29))
+    more = ratio**0.29
+    if ratio < 1:
+        more, factor = 1 / more, factor * more**2
+    steps = round(settings.reference_steps * more)
     rate = settings.reference_rate * factor
     return replace(recipe, training=replace(training, num_steps=steps, learning_rate=round(rate, 3)))
 
