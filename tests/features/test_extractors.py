@@ -56,7 +56,7 @@ def test_without_the_mirror_average_left_and_right_are_told_apart():
 
 
 def test_maps_are_normalised_in_groups_of_their_own_image():
-    maps = ScatterMaps(image_size=28, in_channels=1)
+    maps = ScatterMaps(image_size=28, in_channels=1, group_norm=True)
     images = torch.rand(2, 1, 28, 28)
     rows = maps(images)
     assert rows.shape == (2, 81 * 7 * 7)
@@ -69,6 +69,20 @@ def test_maps_are_normalised_in_groups_of_their_own_image():
     colour = torch.rand(2, 3, 32, 32)
     assert not torch.allclose(grouped(colour), scatter()(colour), atol=1e-2)
     assert torch.allclose(scatter()(colour), scatter()(colour), atol=1e-5)
+
+
+def test_maps_are_whitened_alike_at_all_places():
+    maps = ScatterMaps(image_size=32, num_maps=20).fit(num_images=150, seed=0)
+    images = dead_leaves(100, seed=1).float() / 255
+    assert maps(images).shape == (100, 20 * 8 * 8)
+    assert torch.allclose(maps(images[:2]), maps(images)[:2], atol=1e-5)  # no image enters another's row
+    assert torch.allclose(maps(images).norm(dim=1), torch.ones(100), atol=1e-5)
+    white = maps.whitening.project(maps.maps(images).movedim(1, -1).flatten(0, -2))
+    correlation = torch.corrcoef(white.T)
+    assert (correlation - torch.eye(20)).abs().max() < 0.3
+    raw = torch.corrcoef(maps.maps(images).movedim(1, -1).flatten(0, -2).T)
+    assert (raw - torch.eye(len(raw))).abs().max() > 0.8
+    assert ScatterMaps(image_size=28, in_channels=1).shape == (81, 7, 7)
 
 
 def test_colours_of_equal_brightness_are_told_apart():

@@ -1,8 +1,8 @@
 """From scattering maps to rows: opponent colours, square root, soft pooling, mirror average, whitening.
 
 Tramèr & Boneh 2021 normalise the maps in groups. The square root does more for a whitened head: strong
-edges no longer drown weak texture (docs/features.md has the figures). ``ScatterMaps`` keeps their way and the
-maps whole, for the small convolutional net that they put on top.
+edges no longer drown weak texture (docs/features.md has the figures). ``ScatterMaps`` keeps the maps whole,
+for the small convolutional net that they put on top. ``group_norm`` is their way in both.
 """
 
 from __future__ import annotations
@@ -72,40 +72,79 @@ class ScatterFeatures(nn.Module):
         return self.whitening(self.pooled(images))
 
     def _one(self, images: Tensor) -> Tensor:
-        if self.shrink > 1:
-            images = F.avg_pool2d(images, self.shrink)
-        if self.in_channels == 3:
-            images = torch.einsum("dc,bchw->bdhw", images.new_tensor(_OPPONENT), images)
-        maps = self.scattering(images)
-        if self.group_norm:
-            return self.pooling(_group_normalised(maps))
-        maps = maps.unflatten(1, (self.in_channels, -1))
-        averages, moduli = maps[:, :, :1], maps[:, :, 1:]  # averages of colours have a sign, moduli have none
-        return self.pooling(torch.cat([averages, moduli.sqrt()], dim=2).flatten(1, 2))
+        maps = _colour_maps(self.scattering, images, shrink=self.shrink, group_norm=self.group_norm)
+        return self.pooling(maps)
 
 
 class ScatterMaps(nn.Module):
-    """Images (B, C, H, W) from 0 to 1 → scattering maps normalised in groups, flattened to unit norm.
+    """Images (B, C, H, W) from 0 to 1 → scattering maps (``num_maps``, side, side), flattened to unit norm.
 
-    The input of Tramèr & Boneh's convolutional net; nothing has to be fitted.
+    Maps are whitened against one another, alike at all places, by their covariance on generated images: the
+    net's first layer then learns in all directions at once. With ``group_norm`` all maps are kept and
+    normalised in groups, and nothing is fitted.
     """
 
-    def __init__(self, *, image_size: int = 32, in_channels: int = 3) -> None:
+    def __init__(
+        self,
+        *,
+        image_size: int = 32,
+        in_channels: int = 3,
+        num_maps: int = 64,
+        group_norm: bool = False,
+    ) -> None:
         super().__init__()
-        self.described = {"scatter_maps": 1, "size": image_size}
+        self.image_size, self.in_channels, self.group_norm = image_size, in_channels, group_norm
+        self.described = {"scatter_maps": 2, "size": image_size, "group_norm": group_norm}
         self.shrink, side = _reduction(image_size)
         self.scattering = Scattering()
-        self.shape = (in_channels * self.scattering.num_maps, side, side)
+        every = in_channels * self.scattering.num_maps
+        self.whitening = None if group_norm else Whitening(every, num_maps)
+        self.shape = (every if group_norm else self.whitening.num_directions, side, side)
 
     @property
     def num_features(self) -> int:
         return math.prod(self.shape)
 
+    @torch.no_grad()
+    def fit(self, *, num_images: int = 2_000, seed: int = 0) -> ScatterMaps:
+        """Fit the whitening on dead leaves, every place of every image a row."""
+        if self.whitening is not None:
+            leaves = dead_leaves(num_images, image_size=self.image_size, channels=self.in_channels, seed=seed)
+            places = compute_features(_Places(self), leaves).reshape(-1, self.whitening.num_features)
+            self.whitening.fit(torch.from_numpy(places), ridge=0.01)
+        return self
+
+    def maps(self, images: Tensor) -> Tensor:
+        """All maps (B, C * 81, side, side), not yet whitened."""
+        parts = images.split(_ROWS_AT_ONCE)
+        made = [
+            _colour_maps(self.scattering, part, shrink=self.shrink, group_norm=self.group_norm)
+            for part in parts
+        ]
+        return torch.cat(made)
+
     def forward(self, images: Tensor) -> Tensor:
-        if self.shrink > 1:
-            images = F.avg_pool2d(images, self.shrink)
-        pieces = [_group_normalised(self.scattering(part)) for part in images.split(_ROWS_AT_ONCE)]
-        return F.normalize(torch.cat(pieces).flatten(1), dim=1)
+        maps = self.maps(images)
+        if self.whitening is not None:
+            places = maps.movedim(1, -1)
+            white = self.whitening.project(places.flatten(0, -2))
+            maps = white.unflatten(0, places.shape[:-1]).movedim(-1, 1)
+        return F.normalize(maps.flatten(1), dim=1)
+
+
+def _colour_maps(scattering: Scattering, images: Tensor, *, shrink: int, group_norm: bool) -> Tensor:
+    """Maps of opponent colours: the square root of their moduli, or all normalised in groups."""
+    if shrink > 1:
+        images = F.avg_pool2d(images, shrink)
+    channels = images.shape[1]
+    if channels == 3:
+        images = torch.einsum("dc,bchw->bdhw", images.new_tensor(_OPPONENT), images)
+    maps = scattering(images)
+    if group_norm:
+        return _group_normalised(maps)
+    maps = maps.unflatten(1, (channels, -1))
+    averages, moduli = maps[:, :, :1], maps[:, :, 1:]  # averages of colours have a sign, moduli have none
+    return torch.cat([averages, moduli.sqrt()], dim=2).flatten(1, 2)
 
 
 def _group_normalised(maps: Tensor) -> Tensor:
@@ -119,8 +158,19 @@ def _reduction(image_size: int) -> tuple[int, int]:
     return shrink, -(-(image_size // shrink) // 4)
 
 
+class _Places(nn.Module):
+    """What the whitening of maps is fitted on: for each image, one place after the other."""
+
+    def __init__(self, features: ScatterMaps) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features.maps(images).movedim(1, -1).flatten(1)
+
+
 class _Pooled(nn.Module):
-    """What the whitening is fitted on."""
+    """What the whitening of rows is fitted on."""
 
     def __init__(self, features: ScatterFeatures) -> None:
         super().__init__()

@@ -47,8 +47,12 @@ class Whitening(nn.Module):
         self.offset.copy_(-mean @ projection)
         return self
 
+    def project(self, features: Tensor) -> Tensor:
+        """Whitened, of whatever norm."""
+        return torch.addmm(self.offset, features, self.projection)
+
     def forward(self, features: Tensor) -> Tensor:
-        return F.normalize(torch.addmm(self.offset, features, self.projection), dim=1)
+        return F.normalize(self.project(features), dim=1)
 
 
 def leading_directions(covariance: Tensor, count: int, *, num_rounds: int = 3) -> tuple[Tensor, Tensor]:
