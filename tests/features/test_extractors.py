@@ -82,7 +82,7 @@ def test_maps_are_whitened_alike_at_all_places():
     assert (correlation - torch.eye(20)).abs().max() < 0.3
     raw = torch.corrcoef(maps.maps(images).movedim(1, -1).flatten(0, -2).T)
     assert (raw - torch.eye(len(raw))).abs().max() > 0.8
-    assert ScatterMaps(image_size=28, in_channels=1).shape == (81, 7, 7)
+    assert ScatterMaps(image_size=28, in_channels=1, num_maps=100).shape == (81, 7, 7)
 
 
 def test_colours_of_equal_brightness_are_told_apart():
