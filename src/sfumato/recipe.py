@@ -104,7 +104,9 @@ class TrainingSettings:
     num_steps: int | None = setting(None, "updates; give this or num_epochs", low=1)
     num_epochs: float | None = setting(None, "expected passes over the data", low=0)
     optimizer: str = setting("SGD", "any of torch.optim, e.g. SGD, NAdam, AdamW")
-    learning_rate: float = setting(1.0, "independent of clip_norm, see normalised_update", low=0)
+    learning_rate: float | None = setting(
+        None, "see normalised_update; absent: 1, on fixed features what the budget gives", low=0
+    )
     optimizer_options: Mapping[str, Scalar] = options_table(
         "its other arguments, e.g. momentum, weight_decay"
     )

@@ -37,6 +37,11 @@ class RunRecord:
     scores: dict[str, Any] | None
 
     @property
+    def learning_rate(self) -> str:
+        """The first one, as it was used: where the recipe names none, the budget decided."""
+        return f"{self.metrics[0]['learning_rate']:g}" if self.metrics else "-"
+
+    @property
     def curve(self) -> list[tuple[float, float]]:
         """(step, accuracy) wherever accuracy was measured on images that may be shown."""
         return [
@@ -203,7 +208,7 @@ def _details(record: RunRecord) -> str:
         "neighbouring": _plain(record.privacy["neighbouring"]),
         "μ (Gaussian DP)": "none" if record.privacy["mu_gdp"] is None else round_up(record.privacy["mu_gdp"]),
         "optimizer": record.recipe.training.optimizer,
-        "learning rate": f"{record.recipe.training.learning_rate:g} ({record.recipe.schedule.name})",
+        "learning rate": f"{record.learning_rate} ({record.recipe.schedule.name})",
         "views": str(record.recipe.augmentation.views),
         "weight average": f"{record.recipe.training.ema_decay:g}",
     }

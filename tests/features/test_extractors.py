@@ -7,13 +7,14 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from sfumato.data.generated import dead_leaves
 from sfumato.errors import ConfigError, ModelError
 from sfumato.features.backbone import BackboneFeatures, folded, lite_backbone
 from sfumato.features.combined import CombinedFeatures
 from sfumato.features.patch_features import PatchFeatures
-from sfumato.features.scatter_features import ScatterFeatures, ScatterMaps
+from sfumato.features.scatter_features import GroupedScatterMaps, ScatterFeatures, ScatterMaps
 from sfumato.models import create_model
 
 
@@ -56,7 +57,7 @@ def test_without_the_mirror_average_left_and_right_are_told_apart():
 
 
 def test_maps_are_normalised_in_groups_of_their_own_image():
-    maps = ScatterMaps(image_size=28, in_channels=1, group_norm=True)
+    maps = GroupedScatterMaps(image_size=28, in_channels=1)
     images = torch.rand(2, 1, 28, 28)
     rows = maps(images)
     assert rows.shape == (2, 81 * 7 * 7)
@@ -74,14 +75,20 @@ def test_maps_are_normalised_in_groups_of_their_own_image():
 def test_maps_are_whitened_alike_at_all_places():
     maps = ScatterMaps(image_size=32, num_maps=20).fit(num_images=150, seed=0)
     images = dead_leaves(100, seed=1).float() / 255
-    assert maps(images).shape == (100, 20 * 8 * 8)
-    assert torch.allclose(maps(images[:2]), maps(images)[:2], atol=1e-5)  # no image enters another's row
-    assert torch.allclose(maps(images).norm(dim=1), torch.ones(100), atol=1e-5)
-    white = maps.whitening.project(maps.maps(images).movedim(1, -1).flatten(0, -2))
-    correlation = torch.corrcoef(white.T)
-    assert (correlation - torch.eye(20)).abs().max() < 0.3
-    raw = torch.corrcoef(maps.maps(images).movedim(1, -1).flatten(0, -2).T)
-    assert (raw - torch.eye(len(raw))).abs().max() > 0.8
+    rows, places = maps(images), maps.places(images)
+    assert rows.shape == (100, 20 * 8 * 8)
+    assert torch.allclose(maps(images[:2]), rows[:2], atol=1e-5)  # no image enters another's row
+
+    white = maps.whitening.project(places.reshape(100 * 64, 243)).reshape(100, 64, 20)
+    one_map_after_the_other = white.transpose(1, 2).flatten(1)
+    assert torch.allclose(rows, F.normalize(one_map_after_the_other, dim=1), atol=1e-5)
+    assert not torch.allclose(rows, F.normalize(white.flatten(1), dim=1), atol=1e-2)
+
+    white, raw = white.flatten(0, 1), places.reshape(100 * 64, 243)
+    assert (torch.corrcoef(white.T) - torch.eye(20)).abs().max() < 0.3
+    assert white.std(0).max() < 3 * white.std(0).min()
+    assert (torch.corrcoef(raw.T) - torch.eye(243)).abs().max() > 0.8
+    assert raw.std(0).max() > 3 * raw.std(0).min()
     assert ScatterMaps(image_size=28, in_channels=1, num_maps=100).shape == (81, 7, 7)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -114,6 +116,35 @@ def test_after_an_interruption_only_missing_parts_are_computed(images, tmp_path)
 
 
 @pytest.mark.usefixtures("small_parts")
+def test_parts_that_an_interruption_left_beside_a_whole_entry_are_removed(images, tmp_path):
+    features_of(Counting(), images, folder=tmp_path)
+    (entry,) = tmp_path.iterdir()
+    (tmp_path / f"{entry.stem}-60.part").write_bytes(b"left over")
+    (tmp_path / "another-60.part").write_bytes(b"of another entry")
+    features_of(Counting(), images, folder=tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([entry.name, "another-60.part"])
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_workers_stop_when_a_part_cannot_be_kept(images, tmp_path, monkeypatch):
+    class Slow(Counting):
+        def forward(self, rows):
+            time.sleep(0.02)
+            return super().forward(rows)
+
+    def full(*_):
+        raise DataError("cache-not-writable", "the disk is full.")
+
+    monkeypatch.setattr(cache, "_write", full)
+    module = Slow()
+    with pytest.raises(DataError):
+        features_of(module, images, folder=tmp_path)
+    calls = module.calls
+    time.sleep(0.1)
+    assert module.calls == calls < 20
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_two_processes_that_compute_the_same_do_not_disturb_each_other(images, tmp_path):
     def meanwhile(done, total):
         if done == 300:
@@ -140,7 +171,7 @@ def test_a_place_that_cannot_be_written_is_named(images, tmp_path):
         features_of(Counting(), images, folder=blocked)
 
 
-@pytest.mark.parametrize("damage", ["cut off", "emptied", "other rows", "not an array"])
+@pytest.mark.parametrize("damage", ["cut off", "emptied", "other rows", "not an array", "several arrays"])
 def test_a_damaged_entry_is_computed_again(images, tmp_path, damage):
     module = Counting()
     first = features_of(module, images, folder=tmp_path).clone()
@@ -148,6 +179,9 @@ def test_a_damaged_entry_is_computed_again(images, tmp_path, damage):
     content = entry.read_bytes()
     if damage == "other rows":
         np.save(entry, np.zeros((5, 3), dtype=np.float32), allow_pickle=False)
+    elif damage == "several arrays":
+        with entry.open("wb") as file:
+            np.savez(file, content=np.zeros(3))
     else:
         entry.write_bytes({"cut off": content[:-100], "emptied": b"", "not an array": b"hello"}[damage])
     calls = module.calls

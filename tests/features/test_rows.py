@@ -187,9 +187,10 @@ def test_steps_and_rate_follow_the_budget_and_the_number_of_units():
     assert (steps, rate) == (60, pytest.approx(20, rel=0.01))
     assert chosen(8.0, 50_000)[0] > steps
     assert chosen(8.0, 50_000)[1] > 3 * rate
-    few_steps, few_rate = chosen(1.0, 5_000)
-    assert few_steps > steps
-    assert few_steps * few_rate < steps * rate / 4
+    few_steps, few_rate = chosen(1.0, 5_000)  # a tenth of the signal: the way is shorter, the steps are more
+    assert few_steps == round(60 * 0.1**-0.29)
+    assert few_steps * few_rate == pytest.approx(60 * 20 * 0.1 ** (0.29 + 2 / 3), rel=0.02)
+    assert chosen(0.1, 20)[1] > 0
     plain = with_settings(recipe_for(), {"privacy.epsilon": None, "privacy.enabled": False})
     plain = with_budget_settings(plain, num_units=50_000, delta=1e-5).training
     assert plain.num_steps > chosen(8.0, 50_000)[0]  # no noise limits it
@@ -197,8 +198,21 @@ def test_steps_and_rate_follow_the_budget_and_the_number_of_units():
     assert (
         chosen(8.0, 500_000)[1] < 1.05 * chosen(8.0, 50_000)[1]
     )  # and no rate is too large for the noise-free sum
-    fixed = with_settings(recipe_for(), {"training.num_steps": 7, "training.learning_rate": 1.0})
-    assert with_budget_settings(fixed, num_units=50_000, delta=1e-5).training.num_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"training.num_steps": 7, "training.learning_rate": 1.0}, (7, 1.0)),
+        ({"training.learning_rate": 5.0}, (60, 5.0)),
+        ({"training.num_steps": 120}, (120, 10.0)),
+        ({"training.num_epochs": 30.0}, (None, 40.0)),
+    ],
+)
+def test_steps_and_rate_that_are_given_are_taken_and_the_other_one_follows(given, expected):
+    recipe = with_settings(recipe_for(), {"privacy.epsilon": 1.0} | given)
+    training = with_budget_settings(recipe, num_units=50_000, delta=1e-5).training
+    assert (training.num_steps, training.learning_rate) == (expected[0], pytest.approx(expected[1], rel=0.01))
 
 
 def test_mu_is_that_of_the_gaussian_mechanism():

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -58,16 +59,20 @@ def features_of(
         kept = [_found(file, len(rows)) for file, rows in parts.items()]
         if all(part is not None for part in kept):  # else another process did the same, and was faster
             _write(entry, kept)
-        for file in parts:
-            file.unlink(missing_ok=True)
-    return torch.from_numpy(_found(entry, len(images)))
+        del kept  # what is mapped cannot be removed everywhere
+    rows = _found(entry, len(images))
+    if rows is None:
+        raise not_writable(entry.parent, OSError("what was written is not there"))
+    for file in entry.parent.glob(f"{entry.stem}-*.part"):  # of this call, or of one that was interrupted
+        file.unlink(missing_ok=True)
+    return torch.from_numpy(rows)
 
 
 def _found(entry: Path, num_rows: int) -> np.ndarray | None:
     """So many rows, mapped from the file; None if it is missing, cut off, or something else altogether."""
     try:
         # "c": pages are copied on write, so nothing changes the file through the tensor
-        rows = np.load(entry, mmap_mode="c", allow_pickle=False)
+        rows = np.lib.format.open_memmap(entry, mode="c")
     except (OSError, ValueError, TypeError, EOFError):
         return None
     return rows if rows.ndim == 2 and len(rows) == num_rows and rows.dtype == np.float32 else None
@@ -78,16 +83,17 @@ def _complete(
 ) -> None:
     """Compute the rows of every part whose file is not there yet, and put them into it."""
     missing = {file: rows for file, rows in parts.items() if _found(file, len(rows)) is None}
-    blocks = _blocks(module, images, [start for rows in missing.values() for start in rows[::_ROWS_AT_ONCE]])
+    starts = [start for rows in missing.values() for start in rows[::_ROWS_AT_ONCE]]
     done = len(images) - sum(map(len, missing.values()))
-    for file, rows in missing.items():
-        computed = []
-        for block in islice(blocks, len(rows[::_ROWS_AT_ONCE])):
-            computed.append(block)
-            done += len(block)
-            if on_progress:
-                on_progress(done, len(images))
-        _write(file, computed)
+    with closing(_blocks(module, images, starts)) as blocks:  # its workers stop if something fails
+        for file, rows in missing.items():
+            computed = []
+            for block in islice(blocks, len(rows[::_ROWS_AT_ONCE])):
+                computed.append(block)
+                done += len(block)
+                if on_progress:
+                    on_progress(done, len(images))
+            _write(file, computed)
 
 
 def checksum(module: nn.Module, images: Tensor) -> str:

@@ -167,7 +167,7 @@ def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int, de
                 why="They are fitted on generated images and computed once, as that section says.",
                 fix="Begin with one of the recipes fast/*, for example --recipe fast/patches.",
             )
-        return recipe
+        return _with_rate(recipe, 1.0)
     refused = {"augmentation.views": recipe.augmentation.views}
     refused |= {"data.mean": recipe.data.mean, "data.std": recipe.data.std}
     for name, value in refused.items():
@@ -182,27 +182,33 @@ def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int, de
 
 
 def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float) -> Recipe:
-    """The recipe with steps and learning rate for its budget, where it leaves the steps open.
+    """The recipe with steps and learning rate for its budget, where it leaves them open.
 
     What counts is μ·N, how far the sum over N units stands out of the noise. Steps grow with its 0.29th and
-    the rate with its two-thirds power: one rule for every ε and every number of images. Where there is less
-    of it than at the reference, the same way is gone in more and smaller steps: large ones with momentum
-    would end before they have settled, most of all where classes are not equally frequent.
+    the rate with its two-thirds power, for every ε and every number of images. Below the reference the
+    product of both goes on with the same power, but in steps that grow again as μ·N falls: few large ones
+    with momentum end before they have settled, most of all where classes are not equally frequent.
     """
     settings, training = recipe.features, recipe.training
-    if training.num_steps is not None or training.num_epochs is not None:
-        return recipe
     ratio, factor = _NO_NOISE, _PLAIN_RATE
     if recipe.privacy.enabled:
         if recipe.privacy.epsilon is not None:
             ratio = min(ratio, gaussian_mu(recipe.privacy.epsilon, delta) * num_units / _REFERENCE_SIGNAL)
         factor = min(ratio, _FASTEST) ** (2 / 3)
-    more = ratio**0.29
-    if ratio < 1:
-        more, factor = 1 / more, factor * more**2
-    steps = round(settings.reference_steps * more)
-    rate = settings.reference_rate * factor
-    return replace(recipe, training=replace(training, num_steps=steps, learning_rate=round(rate, 3)))
+    steps = round(settings.reference_steps * max(ratio, 1 / ratio) ** 0.29)
+    rate = settings.reference_rate * factor * min(1.0, ratio) ** 0.58  # as much smaller as steps are more
+    given = training.num_steps or training.num_epochs  # of full batches, an epoch is a step
+    if given is None:
+        return _with_rate(replace(recipe, training=replace(training, num_steps=steps)), rate)
+    return _with_rate(recipe, rate * steps / given)
+
+
+def _with_rate(recipe: Recipe, rate: float) -> Recipe:
+    """The recipe with this rate, unless it has one."""
+    if recipe.training.learning_rate is not None:
+        return recipe
+    rounded = round(rate, 3) if rate > 0.1 else float(f"{rate:.3g}")
+    return replace(recipe, training=replace(recipe.training, learning_rate=rounded))
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:

@@ -2,7 +2,7 @@
 
 Tramèr & Boneh 2021 normalise the maps in groups. The square root does more for a whitened head: strong
 edges no longer drown weak texture (docs/features.md has the figures). ``ScatterMaps`` keeps the maps whole,
-for the small convolutional net that they put on top. ``group_norm`` is their way in both.
+for the small convolutional net that they put on top; ``GroupedScatterMaps`` are theirs.
 """
 
 from __future__ import annotations
@@ -72,34 +72,26 @@ class ScatterFeatures(nn.Module):
         return self.whitening(self.pooled(images))
 
     def _one(self, images: Tensor) -> Tensor:
-        maps = _colour_maps(self.scattering, images, shrink=self.shrink, group_norm=self.group_norm)
-        return self.pooling(maps)
+        if self.group_norm:
+            return self.pooling(_group_normalised(_opponent_maps(self.scattering, images, self.shrink)))
+        return self.pooling(_root_maps(self.scattering, images, self.shrink))
 
 
 class ScatterMaps(nn.Module):
     """Images (B, C, H, W) from 0 to 1 → scattering maps (``num_maps``, side, side), flattened to unit norm.
 
     Maps are whitened against one another, alike at all places, by their covariance on generated images: the
-    net's first layer then learns in all directions at once. With ``group_norm`` all maps are kept and
-    normalised in groups, and nothing is fitted.
+    net's first layer then learns in all directions at once.
     """
 
-    def __init__(
-        self,
-        *,
-        image_size: int = 32,
-        in_channels: int = 3,
-        num_maps: int = 64,
-        group_norm: bool = False,
-    ) -> None:
+    def __init__(self, *, image_size: int = 32, in_channels: int = 3, num_maps: int = 64) -> None:
         super().__init__()
-        self.image_size, self.in_channels, self.group_norm = image_size, in_channels, group_norm
-        self.described = {"scatter_maps": 2, "size": image_size, "group_norm": group_norm}
+        self.image_size, self.in_channels = image_size, in_channels
+        self.described = {"scatter_maps": 2, "size": image_size}
         self.shrink, side = _reduction(image_size)
         self.scattering = Scattering()
-        every = in_channels * self.scattering.num_maps
-        self.whitening = None if group_norm else Whitening(every, num_maps)
-        self.shape = (every if group_norm else self.whitening.num_directions, side, side)
+        self.whitening = Whitening(in_channels * self.scattering.num_maps, num_maps)
+        self.shape = (self.whitening.num_directions, side, side)
 
     @property
     def num_features(self) -> int:
@@ -107,44 +99,57 @@ class ScatterMaps(nn.Module):
 
     @torch.no_grad()
     def fit(self, *, num_images: int = 2_000, seed: int = 0) -> ScatterMaps:
-        """Fit the whitening on dead leaves, every place of every image a row."""
-        if self.whitening is not None:
-            leaves = dead_leaves(num_images, image_size=self.image_size, channels=self.in_channels, seed=seed)
-            places = compute_features(_Places(self), leaves).reshape(-1, self.whitening.num_features)
-            self.whitening.fit(torch.from_numpy(places), ridge=0.01)
+        """Fit the whitening on dead leaves, every place of every image a row; equal seeds, equal features."""
+        leaves = dead_leaves(num_images, image_size=self.image_size, channels=self.in_channels, seed=seed)
+        places = compute_features(_Places(self), leaves).reshape(-1, self.whitening.num_features)
+        self.whitening.fit(torch.from_numpy(places), ridge=0.01)
         return self
 
-    def maps(self, images: Tensor) -> Tensor:
-        """All maps (B, C * 81, side, side), not yet whitened."""
-        parts = images.split(_ROWS_AT_ONCE)
-        made = [
-            _colour_maps(self.scattering, part, shrink=self.shrink, group_norm=self.group_norm)
-            for part in parts
-        ]
-        return torch.cat(made)
+    def places(self, images: Tensor) -> Tensor:
+        """All maps, not yet whitened, as (B, side, side, C * 81)."""
+        parts = [_root_maps(self.scattering, part, self.shrink) for part in images.split(_ROWS_AT_ONCE)]
+        return torch.cat(parts).movedim(1, -1)
 
     def forward(self, images: Tensor) -> Tensor:
-        maps = self.maps(images)
-        if self.whitening is not None:
-            places = maps.movedim(1, -1)
-            white = self.whitening.project(places.flatten(0, -2))
-            maps = white.unflatten(0, places.shape[:-1]).movedim(-1, 1)
-        return F.normalize(maps.flatten(1), dim=1)
+        places = self.places(images)
+        white = self.whitening.project(places.flatten(0, -2)).unflatten(0, places.shape[:-1])
+        return F.normalize(white.movedim(-1, 1).flatten(1), dim=1)
 
 
-def _colour_maps(scattering: Scattering, images: Tensor, *, shrink: int, group_norm: bool) -> Tensor:
-    """Maps of opponent colours: the square root of their moduli, or all normalised in groups."""
+class GroupedScatterMaps(nn.Module):
+    """Tramèr & Boneh's own way: all maps of red, green and blue, normalised in groups, then to unit norm."""
+
+    def __init__(self, *, image_size: int = 32, in_channels: int = 3) -> None:
+        super().__init__()
+        self.described = {"grouped_scatter_maps": 1, "size": image_size}
+        self.shrink, side = _reduction(image_size)
+        self.scattering = Scattering()
+        self.shape = (in_channels * self.scattering.num_maps, side, side)
+
+    @property
+    def num_features(self) -> int:
+        return math.prod(self.shape)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.shrink > 1:
+            images = F.avg_pool2d(images, self.shrink)
+        pieces = [_group_normalised(self.scattering(part)) for part in images.split(_ROWS_AT_ONCE)]
+        return F.normalize(torch.cat(pieces).flatten(1), dim=1)
+
+
+def _opponent_maps(scattering: Scattering, images: Tensor, shrink: int) -> Tensor:
+    """Maps (B, C * 81, side, side) of brightness and colours, or of a grey image."""
     if shrink > 1:
         images = F.avg_pool2d(images, shrink)
-    channels = images.shape[1]
-    if channels == 3:
+    if images.shape[1] == 3:
         images = torch.einsum("dc,bchw->bdhw", images.new_tensor(_OPPONENT), images)
-    maps = scattering(images)
-    if group_norm:
-        return _group_normalised(maps)
-    maps = maps.unflatten(1, (channels, -1))
-    averages, moduli = maps[:, :, :1], maps[:, :, 1:]  # averages of colours have a sign, moduli have none
-    return torch.cat([averages, moduli.sqrt()], dim=2).flatten(1, 2)
+    return scattering(images)
+
+
+def _root_maps(scattering: Scattering, images: Tensor, shrink: int) -> Tensor:
+    """The same with the square root of all moduli; averages of colours have a sign, and stay."""
+    maps = _opponent_maps(scattering, images, shrink).unflatten(1, (images.shape[1], -1))
+    return torch.cat([maps[:, :, :1], maps[:, :, 1:].sqrt()], dim=2).flatten(1, 2)
 
 
 def _group_normalised(maps: Tensor) -> Tensor:
@@ -166,7 +171,7 @@ class _Places(nn.Module):
         self.features = features
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.features.maps(images).movedim(1, -1).flatten(1)
+        return self.features.places(images).flatten(1)
 
 
 class _Pooled(nn.Module):

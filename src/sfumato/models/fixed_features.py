@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from sfumato.errors import ConfigError
 from sfumato.features.combined import CombinedFeatures
 from sfumato.features.patch_features import PatchFeatures
-from sfumato.features.scatter_features import ScatterFeatures, ScatterMaps
+from sfumato.features.scatter_features import GroupedScatterMaps, ScatterFeatures, ScatterMaps
 from sfumato.models import efficientnet_lite
 from sfumato.models.classifier import Classifier
 from sfumato.models.variant import Variant
@@ -56,7 +56,7 @@ class ScatterNet(FixedFeatures):
     conv3x3 to ``width`` → tanh → max pool 2 → conv3x3 → tanh → linear.
     """
 
-    def __init__(self, extractor: ScatterMaps, *, num_classes: int, width: int) -> None:
+    def __init__(self, extractor: ScatterMaps | GroupedScatterMaps, *, num_classes: int, width: int) -> None:
         super().__init__(extractor)
         channels, side, _ = extractor.shape
         self.scale = extractor.num_features**0.5  # back to maps of variance 1
@@ -135,9 +135,11 @@ def scatter_cnn(
     num_maps: int = 64,
     group_norm: bool = False,
 ) -> ScatterNet:
-    """Wavelet scattering, whitened map against map by ``extractor.fit()``, under a small net."""
-    extractor = ScatterMaps(
-        image_size=image_size, in_channels=in_channels, num_maps=num_maps, group_norm=group_norm
+    """Wavelet scattering under a small net: ``num_maps`` whitened maps, to be fitted, or all in groups."""
+    extractor = (
+        GroupedScatterMaps(image_size=image_size, in_channels=in_channels)
+        if group_norm
+        else ScatterMaps(image_size=image_size, in_channels=in_channels, num_maps=num_maps)
     )
     return ScatterNet(extractor, num_classes=num_classes, width=width)
 
