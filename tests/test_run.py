@@ -199,7 +199,7 @@ class BatchNormNet(SmallNet):
         ({"model__name": "lenet", "model__options": {}}, None, ModelError, "image-too-small"),
         ({"data__mean": [0.5, 0.5]}, None, ConfigError, "bad-normalisation"),
         ({"data__std": [0.0]}, None, ConfigError, "bad-normalisation"),
-        ({"augmentation__padding": 9}, None, ConfigError, "bad-augmentation"),
+        ({"augmentation__padding": 9, "augmentation__views": 1}, None, ConfigError, "bad-augmentation"),
         ({"data__mean": []}, None, ConfigError, "bad-normalisation"),
         ({"model__options": {"width": 400_000}}, None, ConfigError, "model-too-large"),
         ({"model__name": "patches", "model__options": {}}, None, ConfigError, "no-features-section"),

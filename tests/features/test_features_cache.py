@@ -90,17 +90,21 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(cache, "_ROWS_PER_PART", 60)
 
 
+def _interrupt_at(limit):
+    def interrupt(done, total):
+        if done > limit:
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
 @pytest.mark.usefixtures("small_parts")
 def test_after_an_interruption_only_missing_parts_are_computed(images, tmp_path):
     images = images[:570]  # the last part is half as long as the others
     whole = compute_features(Counting(), images)
 
-    def interrupt(done, total):
-        if done > 400:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        features_of(Counting(), images, folder=tmp_path, on_progress=interrupt)
+        features_of(Counting(), images, folder=tmp_path, on_progress=_interrupt_at(400))
     parts = sorted(tmp_path.glob("*.part"))
     assert len(parts) == 6
     assert all(part.stat().st_mode & 0o077 == 0 for part in parts)
@@ -123,6 +127,19 @@ def test_parts_that_an_interruption_left_beside_a_whole_entry_are_removed(images
     (tmp_path / "another-60.part").write_bytes(b"of another entry")
     features_of(Counting(), images, folder=tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted([entry.name, "another-60.part"])
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_part_that_is_not_ours_is_refused_and_not_found_again(images, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        features_of(Counting(), images, folder=tmp_path, on_progress=_interrupt_at(100))
+    (part,) = tmp_path.glob("*.part")
+    with part.open("wb") as file:
+        np.save(file, np.zeros((60, 7), dtype=np.float32))
+    with pytest.raises(DataError, match="cache-not-writable"):
+        features_of(Counting(), images, folder=tmp_path)
+    rows = features_of(Counting(), images, folder=tmp_path)
+    assert np.array_equal(rows.numpy(), compute_features(Counting(), images))
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -171,7 +188,9 @@ def test_a_place_that_cannot_be_written_is_named(images, tmp_path):
         features_of(Counting(), images, folder=blocked)
 
 
-@pytest.mark.parametrize("damage", ["cut off", "emptied", "other rows", "not an array", "several arrays"])
+@pytest.mark.parametrize(
+    "damage", ["cut off", "emptied", "other rows", "not an array", "several arrays", "header"]
+)
 def test_a_damaged_entry_is_computed_again(images, tmp_path, damage):
     module = Counting()
     first = features_of(module, images, folder=tmp_path).clone()
@@ -183,7 +202,8 @@ def test_a_damaged_entry_is_computed_again(images, tmp_path, damage):
         with entry.open("wb") as file:
             np.savez(file, content=np.zeros(3))
     else:
-        entry.write_bytes({"cut off": content[:-100], "emptied": b"", "not an array": b"hello"}[damage])
+        changed = {"cut off": content[:-100], "emptied": b"", "not an array": b"hello"}
+        entry.write_bytes((changed | {"header": content.replace(b")", b" ", 1)})[damage])
     calls = module.calls
     assert torch.equal(features_of(module, images, folder=tmp_path), first)
     assert module.calls > calls

@@ -54,7 +54,7 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
 def check_views(*, views: int, padding: int, size: tuple[int, int]) -> None:
     """Refuse views that images of this size (height, width) do not have."""
-    if views < 0 or padding < 0 or padding > min(size):
+    if views < 0 or padding < 0 or (views and padding > min(size)):
         raise ConfigError(
             "bad-augmentation",
             f"views = {views}, padding = {padding} for images of {size[0]}x{size[1]}.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,13 +27,14 @@ OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
 _VERSION = "sfumato features 1"  # change it whenever features of the same module change
 _ROWS_AT_ONCE = 256  # rows of one task: enough for an efficient projection, few enough for an even load
+_HEADER = 128  # bytes before the rows
 _ROWS_PER_PART = 16 * _ROWS_AT_ONCE  # rows kept at once: minutes of the slowest network on two cores
 
 
 def cache_home() -> Path:
     """``SFUMATO_CACHE``/features, else ``~/.cache/sfumato/features``."""
     base = os.environ.get("SFUMATO_CACHE")
-    return Path(base) / "features" if base else Path("~/.cache/sfumato/features").expanduser()
+    return Path(base).expanduser() / "features" if base else Path("~/.cache/sfumato/features").expanduser()
 
 
 def features_of(
@@ -57,25 +59,41 @@ def features_of(
         }
         _complete(parts, module, images, on_progress)
         kept = [_found(file, len(rows)) for file, rows in parts.items()]
-        if all(part is not None for part in kept):  # else another process did the same, and was faster
+        widths = {0 if part is None else part.shape[1] for part in kept}
+        if len(widths) == 1 and 0 not in widths:  # else another process was faster, and has removed some
             _write(entry, kept)
         del kept  # what is mapped cannot be removed everywhere
     rows = _found(entry, len(images))
-    if rows is None:
-        raise not_writable(entry.parent, OSError("what was written is not there"))
     for file in entry.parent.glob(f"{entry.stem}-*.part"):  # of this call, or of one that was interrupted
         file.unlink(missing_ok=True)
+    if rows is None:
+        raise not_writable(entry.parent, OSError("what was written is not there, or was changed"))
     return torch.from_numpy(rows)
 
 
 def _found(entry: Path, num_rows: int) -> np.ndarray | None:
-    """So many rows, mapped from the file; None if it is missing, cut off, or something else altogether."""
+    """So many rows, mapped from the file; None if it is missing, cut off, or something else altogether.
+
+    Its first bytes must be those that ``_write`` writes: what is not ours is not even parsed.
+    """
     try:
-        # "c": pages are copied on write, so nothing changes the file through the tensor
-        rows = np.lib.format.open_memmap(entry, mode="c")
-    except (OSError, ValueError, TypeError, EOFError):
+        with entry.open("rb") as file:
+            start, size = file.read(_HEADER), os.fstat(file.fileno()).st_size
+    except OSError:
         return None
-    return rows if rows.ndim == 2 and len(rows) == num_rows and rows.dtype == np.float32 else None
+    width, rest = divmod(size - _HEADER, 4 * num_rows)
+    if width < 1 or rest or start != _header(num_rows, width):
+        return None
+    # "c": pages are copied on write, so nothing changes the file through the tensor
+    return np.memmap(entry, dtype="<f4", mode="c", offset=_HEADER, shape=(num_rows, width))
+
+
+def _header(num_rows: int, width: int) -> bytes:
+    """How a file of so many rows begins, as a .npy file does."""
+    description = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, width)}
+    written = io.BytesIO()
+    np.lib.format.write_array_header_1_0(written, description)
+    return written.getvalue()
 
 
 def _complete(
@@ -138,9 +156,7 @@ def _write(entry: Path, blocks: Sequence[np.ndarray]) -> None:
             unfinished = work / entry.name
             private = os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o600)
             with os.fdopen(private, "wb") as file:
-                shape = (sum(map(len, blocks)), blocks[0].shape[1])
-                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(file, header)
+                file.write(_header(sum(map(len, blocks)), blocks[0].shape[1]))
                 for rows in blocks:
                     file.write(np.ascontiguousarray(rows, dtype="<f4"))
                 file.flush()

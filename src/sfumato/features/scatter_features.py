@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.data.generated import dead_leaves
+from sfumato.errors import ModelError
 from sfumato.features.cache import compute_features
 from sfumato.features.patch_features import SoftPooling
 from sfumato.features.scattering import Scattering
@@ -159,6 +160,12 @@ def _group_normalised(maps: Tensor) -> Tensor:
 
 def _reduction(image_size: int) -> tuple[int, int]:
     """How far images are averaged down before scattering, and the side of the maps."""
+    if image_size < 4:
+        raise ModelError(
+            "image-too-small",
+            f"scattering needs images of 4 pixels a side, not {image_size}.",
+            fix="Enlarge the images: --set data.image_size=32",
+        )
     shrink = max(1, image_size // 32)
     return shrink, -(-(image_size // shrink) // 4)
 

@@ -108,6 +108,10 @@ def _built(
         needed = sum(value.numel() * value.element_size() for value in draft.state_dict().values())
     except (RuntimeError, OverflowError):  # not even the sizes can be written down
         needed = math.inf
+    except TypeError as error:
+        if "verflow" not in str(error):  # how torch says that a size is no 64-bit number
+            raise
+        needed = math.inf
     free = free_memory(torch.device("cpu"))
     if needed > free:
         size = f"{needed / 2**30:,.1f} GiB" if math.isfinite(needed) else "beyond all sizes"
