@@ -1,6 +1,6 @@
 """Everything that happens before any budget is spent: data, model, plan and the checks of all three.
 
-Nothing here writes a file, so that a refusal leaves nothing behind.
+Nothing here writes into the run's folder, so that a refusal leaves none; features are kept in their cache.
 """
 
 from __future__ import annotations
