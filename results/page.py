@@ -57,8 +57,9 @@ def page(groups: dict[Key, list[dict[str, str]]]) -> str:
         "real test set in %: median over seeds (least to most). Minutes are processor time over 2 cores, "
         "features included. Steps and learning rate of fast/* follow one rule, checked on a 45,000 / 5,000 "
         "split of the CIFAR-10 training images (docs/features.md); the same values serve all data. "
-        "That few units take more and smaller steps was seen on chest X-rays of held-out training patients; as "
-        "with the other choices, that search is not counted in ε. Budgets are for one image more or less (chest X-ray: one patient), δ the largest power of ten "
+        "That few units take more and smaller steps was seen on chest X-rays of held-out training patients; "
+        "as with the other choices, that search is not counted in ε. "
+        "Budgets are for one image more or less (chest X-ray: one patient), δ the largest power of ten "
         "below 1/N.",
         "![Accuracy against ε on CIFAR-10](accuracy.svg)",
         "## CIFAR-10 without real public data, beside published figures",
