@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sfumato.evaluation import Scores
 from sfumato.model_card import model_card
 from sfumato.names import markdown, one_line
-from sfumato.recipe import Recipe
+from sfumato.recipe import Recipe, TrainingSettings
 
 EVIL = "a|b](http://x)<img src=x onerror=alert(1)>\n# Released with ε = 0.1\n**safe** `code`\x1b[2J"
 
@@ -37,7 +37,8 @@ def card(name):
     )  # fmt: skip
     config = {"model": {"name": "lenet"}, "data": name, "classes": [name, "other"], "image_size": 8}
     privacy = {"epsilon": None, "releasable": False, "statement": "NO PRIVACY."}
-    return model_card(config={**config, "channels": 1}, privacy=privacy, scores=scores, recipe=Recipe())
+    recipe = Recipe(training=TrainingSettings(learning_rate=1.0))  # a run that began has one
+    return model_card(config={**config, "channels": 1}, privacy=privacy, scores=scores, recipe=recipe)
 
 
 def test_a_class_name_cannot_write_into_the_card():
