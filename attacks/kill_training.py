@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 
 from sfumato.data import DataSplits, ImageSet
-from sfumato.ledger import Ledger
-from sfumato.recipe import Recipe, with_settings
-from sfumato.run import train
+from sfumato.ledger.ledger import Ledger
+from sfumato.recipes.recipe import Recipe, with_settings
+from sfumato.run.session import train
 
 NUM_STEPS = 60
 SETTINGS = {

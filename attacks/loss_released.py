@@ -15,8 +15,8 @@ import torch
 from membership import report
 
 from sfumato.data import DataSplits, ImageSet
-from sfumato.recipe import Recipe, with_settings
-from sfumato.run import train
+from sfumato.recipes.recipe import Recipe, with_settings
+from sfumato.run.session import train
 
 SETTINGS = {
     "data.name": "shades",

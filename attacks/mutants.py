@@ -40,47 +40,47 @@ TWELVE = [
         "    factors = clipping.factors(squares, clip_norm, MARGIN_IN_EPS * eps)\n",
         "    factors = clipping.factors(squares, clip_norm, MARGIN_IN_EPS * eps)\n"
         "    factors = {key: torch.full_like(one, one.mean().item()) for key, one in factors.items()}\n",
-        ("test_sensitivity.py", "test_training.py"),
+        ("mechanism/test_sensitivity.py", "training/test_training.py"),
     ),
     Fault(
         "wrong-divisor",
-        "training.py",
+        "training/loop.py",
         "noisy, scale=1 / divisor,",
         "noisy, scale=plan.batch_size / max(1, len(indices)) / divisor,",
-        ("test_training.py",),
+        ("training/test_training.py",),
     ),
     Fault(
         "noise-before-clipping",
-        "privacy.py",
+        "privacy/plan.py",
         "        return add_noise(total.gradients, stddev=stddev, source=source, step=step)\n",
         "        noisy = add_noise(total.gradients, stddev=stddev, source=source, step=step)\n"
         "        norm = sum(value.double().square().sum() for value in noisy.values()) ** 0.5\n"
         "        return {key: one * min(1.0, float(self.clip_norm / norm)) for key, one in noisy.items()}\n",
-        ("test_privacy.py",),
+        ("privacy/test_privacy.py",),
     ),
     Fault(
         "half-noise",
-        "privacy.py",
+        "privacy/plan.py",
         "stddev = self.noise_multiplier * total.sensitivity\n",
         "stddev = 0.5 * self.noise_multiplier * total.sensitivity\n",
-        ("test_privacy.py",),
+        ("privacy/test_privacy.py",),
     ),
     Fault(
         "noise-per-microbatch",
-        "training.py",
+        "training/loop.py",
         "        noisy = plan.noise(total, source=source, step=step)\n",
         "        noisy = plan.noise(total, source=source, step=step)\n"
         "        for _ in range((len(indices) - 1) // max_rows):\n"
         "            total = dataclasses.replace(total, gradients=noisy)\n"
         "            noisy = plan.noise(total, source=source, step=step)\n",
-        ("test_training.py",),
+        ("training/test_training.py",),
     ),
     Fault(
         "wrong-sampling-rate",
-        "privacy.py",
+        "privacy/plan.py",
         "return PoissonSampling(sampling_rate=self.sampling_rate, num_steps=self.num_steps)",
         "return PoissonSampling(sampling_rate=min(1.0, 1.1 * self.sampling_rate), num_steps=self.num_steps)",
-        ("test_privacy.py",),
+        ("privacy/test_privacy.py",),
     ),
     Fault(
         "missing-parameter",
@@ -88,34 +88,34 @@ TWELVE = [
         "    squares = {name: piece.squared_norms for name, piece in pieces.items()}\n",
         "    squares = {name: piece.squared_norms for name, piece in pieces.items()}\n"
         "    squares[next(reversed(squares))] = torch.zeros_like(squares[next(reversed(squares))])\n",
-        ("test_sensitivity.py",),
+        ("mechanism/test_sensitivity.py",),
     ),
     Fault(
         "nan-passes",
         "gradients/clipping.py",
         "    return torch.where(norms.isfinite(), factors, 0.0)\n\n\n",
         "    return factors\n\n\n",
-        ("test_sensitivity.py",),
+        ("mechanism/test_sensitivity.py",),
     ),
     Fault(
         "average-of-raw-gradients",
-        "training.py",
+        "training/loop.py",
         "        yield _record(step, rate, began, losses=total.losses,",
         "        for name, value in average.weights.items():\n"
         "            value.sub_(total.gradients[name], alpha=rate / divisor)\n"
         "        yield _record(step, rate, began, losses=total.losses,",
-        ("test_training.py", "test_invariants.py"),
+        ("training/test_training.py", "test_invariants.py"),
     ),
     Fault(
         "seed-reuse-on-resume",
         "randomness.py",
         "self._stream = _encryptor(os.urandom(32), os.urandom(16))",
         "self._stream = _encryptor(bytes(32), bytes(16))",
-        ("test_randomness.py", "test_noise.py"),
+        ("mechanism/test_randomness.py", "mechanism/test_noise.py"),
     ),
     Fault(
         "one-rank-without-noise",
-        "privacy.py",
+        "privacy/plan.py",
         "        stddev = self.noise_multiplier * total.sensitivity\n",
         "        if __import__('os').environ.get('RANK', '0') != '0':\n"
         "            return dict(total.gradients)\n"
@@ -124,62 +124,62 @@ TWELVE = [
     ),
     Fault(
         "view-wise-clipping",
-        "training.py",
+        "training/loop.py",
         "unit_index=part.unit_index if part.num_units < len(part.inputs) else None,",
         "unit_index=None,",
-        ("test_training.py", "test_invariants.py"),
+        ("training/test_training.py", "test_invariants.py"),
     ),
 ]
 
 MORE = [
     Fault(
         "spending-after-use",
-        "training.py",
+        "training/loop.py",
         "        spend(step + 1)  # durable before the update is used\n",
         "",
-        ("test_training.py", "test_invariants.py"),
+        ("training/test_training.py", "test_invariants.py"),
     ),
     Fault(
         "ledger-records-one-less",
-        "ledger.py",
+        "ledger/ledger.py",
         "                record.reserved_steps,\n",
         "                max(0, record.reserved_steps - 1),\n",
-        ("test_ledger.py",),
+        ("ledger/test_ledger.py",),
     ),
     Fault(
         "copied-folder-spends-in-the-shadow",
-        "ledger.py",
+        "ledger/ledger.py",
         'if row is not None and row["lease"] not in copy["leases"]:',
         "if False:",
-        ("test_ledger.py",),
+        ("ledger/test_ledger.py",),
     ),
     Fault(
         "low-bits-of-the-sum",
         "noise.py",
         "alpha=1.0 / spacing).round_().mul_(spacing)",
         "alpha=1.0 / spacing).mul_(spacing)",
-        ("test_noise.py",),
+        ("mechanism/test_noise.py",),
     ),
     Fault(
         "tail-cut-at-eight",
         "noise.py",
         "bitwise_and_(2**63 - 1)",
         "bitwise_and_(2**63 - 1).bitwise_or_(2**17)",
-        ("test_noise.py",),
+        ("mechanism/test_noise.py",),
     ),
     Fault(
         "replacing-counted-as-removing",
         "accounting/accountants.py",
         'replace = neighbouring == "replace-one"\n',
         "replace = False\n",
-        ("test_accounting.py",),
+        ("accounting/test_accounting.py",),
     ),
     Fault(
         "batch-norm-accepted",
         "doctor/model_checks.py",
         "    if not _moved(plain[-1][2], other[-1][2]):\n        return\n",
         "    return\n",
-        ("test_doctor.py",),
+        ("doctor/test_doctor.py",),
     ),
 ]
 

@@ -11,7 +11,7 @@ from membership import proven_epsilon, report
 from torch import nn
 
 from sfumato.gradients import clipped_sum
-from sfumato.privacy import Plan
+from sfumato.privacy.plan import Plan
 from sfumato.randomness import SecureSource
 
 PLAN = Plan(

@@ -12,7 +12,7 @@ from membership import proven_epsilon, report
 
 from sfumato.gradients import ClippedSum
 from sfumato.noise import gaussian
-from sfumato.privacy import Plan
+from sfumato.privacy.plan import Plan
 from sfumato.randomness import SecureSource
 
 RANKS, TRIALS = 16, 20_000

@@ -9,7 +9,7 @@ import torch
 from membership import report
 
 from sfumato.gradients import ClippedSum
-from sfumato.privacy import Plan
+from sfumato.privacy.plan import Plan
 from sfumato.randomness import SecureSource
 
 PLAN = Plan(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sfumato
-from sfumato.ledger import Ledger
+from sfumato.ledger.ledger import Ledger
 from sfumato.randomness import SecureSource
 
 data = sfumato.load_data("digits")

@@ -70,9 +70,9 @@ def _train(
     weights: str | None,
     assignments: tuple[str, ...],
 ) -> tuple[dict, dict]:
-    from sfumato.ledger import Ledger
-    from sfumato.recipe import load_recipe, parse_assignment, with_settings
-    from sfumato.run import train
+    from sfumato.ledger.ledger import Ledger
+    from sfumato.recipes.recipe import load_recipe, parse_assignment, with_settings
+    from sfumato.run.session import train
 
     settings = {"data.name": data, "training.seed": seed, "privacy.epsilon": epsilon}
     settings |= {} if weights is None else {"model.weights": weights}

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sfumato.data import DataSplits, ImageSet
-from sfumato.recipe import Recipe, with_settings
+from sfumato.recipes.recipe import Recipe, with_settings
 
 CLASSES = ("dark", "middle", "bright")
 

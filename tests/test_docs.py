@@ -67,7 +67,7 @@ def parse(arguments: list[str]) -> None:
         if "does not exist" not in error.format_message():  # the documents' files are the reader's
             raise
     if "--recipe" in arguments:
-        from sfumato.recipe import list_recipes
+        from sfumato.recipes.recipe import list_recipes
 
         recipe = arguments[arguments.index("--recipe") + 1]
         assert recipe.endswith(".toml") or recipe in list_recipes(), recipe

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from gaussianity import is_gaussian
-from sfumato import training
-from sfumato.averaging import WeightAverage
 from sfumato.gradients import ClippedSum, clipped_sum
-from sfumato.privacy import Plan
+from sfumato.privacy.plan import Plan
 from sfumato.randomness import SecureSource, SeededSource
-from sfumato.units import Units, Views
+from sfumato.training import loop
+from sfumato.training.averaging import WeightAverage
+from sfumato.training.inputs import Units, Views
 from small_runs import SmallNet, small_set
 
 VIEWS = Views(mean=(0.5,), std=(0.25,), count=5, padding=1, flip=True)
@@ -41,7 +41,7 @@ def plan(**changes: object) -> Plan:
 
 def fit(model: torch.nn.Module, units: Units, mine: Plan, *, decay: float = 0.0, **options) -> WeightAverage:
     average = WeightAverage.start(model, decay=decay)
-    for _ in training.fit(
+    for _ in loop.fit(
         model,
         units,
         mine,
@@ -87,7 +87,7 @@ def test_however_many_views_or_images_a_unit_moves_the_weights_by_one_clip(patie
     def row_by_row(model, inputs, targets, *, clip_norm, unit_index=None, **options) -> ClippedSum:
         return clipped_sum(model, inputs, targets, clip_norm=clip_norm, **options)
 
-    monkeypatch.setattr(training, "clipped_sum", row_by_row)
+    monkeypatch.setattr(loop, "clipped_sum", row_by_row)
     assert step() > 1.5 * limit  # the control: each view clipped on its own
 
 

@@ -18,7 +18,7 @@ _PUBLIC = {
     "make_private_ready": "models",
     "load_data": "data",
     "Plan": "privacy",
-    "load": "release",
+    "load": "release.release",
     "ConfigError": "errors",
     "DataError": "errors",
     "ModelError": "errors",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfumato.data import archives
-from sfumato.data.archives import unpack
+from sfumato.data.acquisition import archives
+from sfumato.data.acquisition.archives import unpack
 from sfumato.errors import DataError
 
 

@@ -70,7 +70,7 @@ SLOW_WRITER = """
 import sys, time
 from pathlib import Path
 from sfumato.data import cache
-from sfumato.data.decode import decode_files
+from sfumato.data.readers.decode import decode_files
 def slow(*arguments, **options):
     for chunk in decode_files(*arguments, **options):
         yield chunk

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sfumato.data.decode import decode_files, decode_image, read_headers
+from sfumato.data.readers.decode import decode_files, decode_image, read_headers
 from sfumato.errors import DataError
 
 

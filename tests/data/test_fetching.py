@@ -11,10 +11,11 @@ import pytest
 from PIL import Image
 from test_archives import files_in, tar_of, zip_of
 
-from sfumato.data import load_data, npm
-from sfumato.data.download import fetch
-from sfumato.data.fetching import get_known_set, import_archive
-from sfumato.data.sources import SOURCES, Download, Source
+from sfumato.data import load_data
+from sfumato.data.acquisition import npm
+from sfumato.data.acquisition.download import fetch
+from sfumato.data.acquisition.fetching import get_known_set, import_archive
+from sfumato.data.acquisition.sources import SOURCES, Download, Source
 from sfumato.errors import ConfigError, DataError
 
 

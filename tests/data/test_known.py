@@ -10,8 +10,8 @@ from PIL import Image
 
 from sfumato.cli import cli
 from sfumato.data import KNOWN_SETS, duplicate_images, load_data, shared_images, shared_patients
-from sfumato.data.binary import read_idx
-from sfumato.data.sources import SOURCES
+from sfumato.data.acquisition.sources import SOURCES
+from sfumato.data.readers.binary import read_idx
 from sfumato.errors import ConfigError, DataError
 
 CHEST_PATIENT = r"(person\d+_(?:bacteria|virus)|(?:NORMAL2-)?IM-\d+)"

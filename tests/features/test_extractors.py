@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 from sfumato.data.generated import dead_leaves
 from sfumato.errors import ConfigError, ModelError
-from sfumato.features.backbone import BackboneFeatures, folded, lite_backbone
+from sfumato.features.backbone import BackboneFeatures, folded
 from sfumato.features.combined import CombinedFeatures
 from sfumato.features.patch_features import PatchFeatures
 from sfumato.features.scatter_features import GroupedScatterMaps, ScatterFeatures, ScatterMaps
 from sfumato.models import create_model
+from sfumato.models.fixed_features import lite_backbone
 
 
 def scatter() -> nn.Module:

@@ -38,7 +38,7 @@ def gradients(
 
     Plain PyTorch gets its faster memory format; every peer clips once per unit.
     """
-    from sfumato.speed import bench_gradients
+    from sfumato.bench.gradients import bench_gradients
 
     peers = tuple(name.strip() for name in against.split(",") if name.strip())
     result = bench_gradients(
@@ -73,7 +73,7 @@ def head(
 
     The features fill 8 GB unless there are fewer examples.
     """
-    from sfumato.features.head_speed import bench_head
+    from sfumato.bench.head import bench_head
 
     result = bench_head(
         num_examples=num_examples,
@@ -95,7 +95,7 @@ def head(
 @click.argument("picture", type=click.Path(dir_okay=False, path_type=Path))
 def plot(results: Path, picture: Path) -> None:
     """Draw the ratios in a file of JSON lines, per model and number of views."""
-    from sfumato.speed import save_ratio_chart
+    from sfumato.bench.gradients import save_ratio_chart
 
     rows = [json.loads(line) for line in results.read_text().splitlines() if line.strip()]
     save_ratio_chart(rows, picture)

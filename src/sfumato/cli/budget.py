@@ -11,7 +11,7 @@ from sfumato.cli import echo_json
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sfumato.privacy import Plan
+    from sfumato.privacy.plan import Plan
 
 _SOLVABLE = ("epsilon", "delta", "noise_multiplier", "num_steps", "batch_size")
 
@@ -94,7 +94,7 @@ def command(
     plan = _solve(unknown, given, shared, force)
     people = _people(plan, images_per_person)
     if plot is not None:
-        from sfumato.budget_plot import plot_budget
+        from sfumato.reporting.budget_plot import plot_budget
 
         curve = plot_budget(plan, plot)
         people["useful_batch_size"] = curve.useful_batch_size
@@ -128,7 +128,7 @@ def _solve(unknown: str, given: dict[str, float | None], shared: dict[str, objec
     from dataclasses import replace
 
     from sfumato import accounting
-    from sfumato.privacy import Plan
+    from sfumato.privacy.plan import Plan
 
     known = {name: value for name, value in given.items() if name != unknown and name != "epsilon"}
     if unknown == "epsilon":
@@ -163,7 +163,7 @@ def _people(plan: Plan, images_per_person: int | None) -> dict[str, object]:
 
 def _figures(plan: Plan, unknown: str) -> dict[str, object]:
     from sfumato import accounting
-    from sfumato.statement import FALSE_ALARMS
+    from sfumato.privacy.statement import FALSE_ALARMS
 
     mu, kind = accounting.mu_gdp(plan.events(), delta=plan.delta, neighbouring=plan.neighbouring)
     misses = accounting.trade_off(
@@ -191,7 +191,7 @@ def _figures(plan: Plan, unknown: str) -> dict[str, object]:
 
 
 def _print(plan: Plan, unknown: str, people: dict[str, object], plot: Path | None) -> None:
-    from sfumato.statement import round_up
+    from sfumato.privacy.statement import round_up
 
     figures = _figures(plan, unknown)
     for name in _SOLVABLE:

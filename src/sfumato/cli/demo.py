@@ -16,7 +16,7 @@ def command(out: Path | None, as_json: bool) -> None:
     3,823 handwritten digits, ε = 3, true Poisson sampling and secure noise: only the size is small.
     """
     from sfumato.cli.train import echo_result, run_recipe
-    from sfumato.recipe import load_recipe
+    from sfumato.recipes.recipe import load_recipe
 
     folder = out if out is not None else _fresh(Path("runs"))
     result = run_recipe(load_recipe("demo/digits"), folder, resume=False, force=False, quiet=as_json)

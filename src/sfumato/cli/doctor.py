@@ -57,15 +57,15 @@ def command(
 
 
 def _recipe(name: str):
-    from sfumato.recipe import load_recipe
+    from sfumato.recipes.recipe import load_recipe
 
     return load_recipe(name)
 
 
 def _plan_findings(recipe, splits) -> list[Finding]:
     from sfumato.doctor import examine_plan
-    from sfumato.planning import build_plan
-    from sfumato.preparation import group_units
+    from sfumato.run.planning import build_plan
+    from sfumato.run.prepare import group_units
 
     units = group_units(recipe, splits.train)
     plan = build_plan(recipe, num_units=len(units), force=True)

@@ -9,12 +9,12 @@ import click
 
 from sfumato.cli import echo_json
 from sfumato.errors import ConfigError, DataError
-from sfumato.names import one_line
+from sfumato.release.escaping import one_line
 
 if TYPE_CHECKING:
     from sfumato.data import ImageSet
-    from sfumato.evaluation import Scores
-    from sfumato.release import ReleasedModel
+    from sfumato.release.release import ReleasedModel
+    from sfumato.training.evaluation import Scores
 
 
 @click.command("evaluate")
@@ -27,7 +27,7 @@ def command(run: Path, data: str | None, split: str | None, as_json: bool) -> No
 
     DATA is by default what the run was trained with. A folder without train/, val/ and test/ is used whole.
     """
-    from sfumato.release import load
+    from sfumato.release.release import load
 
     released = load(run)
     name, images = _images(released, _data_name(run, released, data), split)
@@ -36,7 +36,7 @@ def command(run: Path, data: str | None, split: str | None, as_json: bool) -> No
         privacy = {key: released.privacy[key] for key in ("epsilon", "releasable")}
         echo_json({"split": name, **privacy, **result.as_dict()})
         return
-    from sfumato.model_card import headline
+    from sfumato.release.card import headline
 
     click.echo(f"{100 * result.accuracy:.2f} % of {result.num_examples:,} {name} images are right")
     click.echo(f"balanced over classes {100 * result.balanced_accuracy:.2f} %", nl=False)
@@ -61,7 +61,7 @@ def _data_name(run: Path, released: ReleasedModel, data: str | None) -> str:
         return data
     recipe_file = run / "recipe.toml"
     if recipe_file.is_file():
-        from sfumato.run_folder import RunFolder
+        from sfumato.release.run_folder import RunFolder
 
         stored = RunFolder(run).stored_recipe().data.name
         if stored is not None:
@@ -77,8 +77,8 @@ def _data_name(run: Path, released: ReleasedModel, data: str | None) -> str:
 
 def _scores(released: ReleasedModel, images: ImageSet, split: str, *, quiet: bool) -> Scores:
     from sfumato.cli.progress import make_progress
-    from sfumato.evaluation import evaluate
-    from sfumato.preparation import features_counter
+    from sfumato.run.prepare import features_counter
+    from sfumato.training.evaluation import evaluate
 
     progress = make_progress(quiet=quiet)
     try:

@@ -14,7 +14,7 @@ from sfumato.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sfumato.ledger import Ledger, Record
+    from sfumato.ledger.ledger import Ledger, Record
 
 
 @click.group("ledger")
@@ -28,7 +28,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(data: str | None, delta: float | None, as_json: bool) -> None:
     """Spending of DATA (a folder, a known name or the start of a fingerprint), or of every data set."""
-    from sfumato.ledger import Ledger
+    from sfumato.ledger.ledger import Ledger
 
     with Ledger.open() as ledger:
         chosen = [_find(ledger, data)[0]] if data is not None else list(ledger.datasets())
@@ -53,7 +53,7 @@ def show(data: str | None, delta: float | None, as_json: bool) -> None:
 def cap(data: str, epsilon: float | None, delta: float, unit: str, lift: bool, as_json: bool) -> None:
     """Cap the ε of DATA: training refuses to start a run that could exceed it."""
     from sfumato import accounting
-    from sfumato.ledger import Cap, Ledger
+    from sfumato.ledger.ledger import Cap, Ledger
 
     if lift == (epsilon is not None):
         raise ConfigError(
@@ -78,7 +78,7 @@ def cap(data: str, epsilon: float | None, delta: float, unit: str, lift: bool, a
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def close(run_id: str, as_json: bool) -> None:
     """Declare that a run will not go on: only what it may have used counts, no longer its whole plan."""
-    from sfumato.ledger import Ledger
+    from sfumato.ledger.ledger import Ledger
 
     with Ledger.open() as ledger:
         known = [record.run_id for one in ledger.datasets() for record in ledger.records(one)]
@@ -98,7 +98,7 @@ def close(run_id: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def import_command(folders: tuple[Path, ...], as_json: bool) -> None:
     """Take over the records that run FOLDERS keep of themselves, after a ledger was lost or moved."""
-    from sfumato.ledger import Ledger
+    from sfumato.ledger.ledger import Ledger
 
     with Ledger.open() as ledger:
         recorded = {
@@ -126,7 +126,7 @@ def _find(ledger: Ledger, data: str) -> tuple[str, str, Tensor | None]:
 
 
 def _sheet(ledger: Ledger, fingerprint: str, delta: float | None) -> dict[str, object]:
-    from sfumato.composition import total_of, units_of
+    from sfumato.ledger.totals import total_of, units_of
 
     records = ledger.records(fingerprint)
     caps = ledger.caps(fingerprint)
@@ -178,7 +178,7 @@ def _line(record: Record, fingerprint: str) -> dict[str, object]:
 
 
 def _print(sheet: dict[str, object]) -> None:
-    from sfumato.statement import round_up
+    from sfumato.privacy.statement import round_up
 
     click.echo(f"\n{sheet['name'] or 'unnamed'}  {sheet['fingerprint'][:16]}")
     for total in sheet["totals"]:

@@ -8,7 +8,7 @@ import click
 
 from sfumato.cli import echo_json
 from sfumato.errors import DataError
-from sfumato.names import one_line
+from sfumato.release.escaping import one_line
 
 
 @click.command("predict")
@@ -19,7 +19,7 @@ def command(run: Path, images: tuple[Path, ...], as_json: bool) -> None:
     """Classify IMAGES, files or folders of files, with a finished RUN or a release folder."""
     from dataclasses import asdict
 
-    from sfumato.release import load
+    from sfumato.release.release import load
 
     files = find_files(images)
     released = load(run)
@@ -37,14 +37,14 @@ def command(run: Path, images: tuple[Path, ...], as_json: bool) -> None:
     for file, each in zip(files, predictions, strict=True):
         click.echo(f"{one_line(str(file)):<{width}}  {one_line(each.label)}  {100 * each.probability:.1f} %")
     if not released.privacy.get("releasable"):
-        from sfumato.model_card import headline
+        from sfumato.release.card import headline
 
         click.secho(headline(released.privacy), fg="red", err=True)
 
 
 def find_files(places: tuple[Path, ...]) -> list[Path]:
     """The files named, and all image files below the folders named."""
-    from sfumato.data.decode import EXTENSIONS
+    from sfumato.data.readers.decode import EXTENSIONS
 
     files: list[Path] = []
     for place in places:

@@ -11,9 +11,9 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from sfumato.evaluation import Scores
-    from sfumato.preparation import Prepared, ScoredSet
-    from sfumato.training import StepRecord
+    from sfumato.run.prepare import Prepared, ScoredSet
+    from sfumato.training.evaluation import Scores
+    from sfumato.training.loop import StepRecord
 
 _PLAIN_SECONDS = 10.0  # between plain lines
 
@@ -171,7 +171,7 @@ def _computation_bar(what: str, total: int) -> Progress:
 
 def echo_start(prepared: Prepared, start_step: int) -> None:
     """What is about to happen, in two lines."""
-    from sfumato.statement import round_up
+    from sfumato.privacy.statement import round_up
 
     train, unit = prepared.splits.train, prepared.recipe.privacy.unit
     parameters = sum(value.numel() for value in prepared.model.parameters() if value.requires_grad)
@@ -210,7 +210,7 @@ def scored_line(scored: ScoredSet, scores: Scores) -> str:
 
 
 def _spent(epsilon: float) -> str:
-    from sfumato.statement import round_up
+    from sfumato.privacy.statement import round_up
 
     return f"ε {round_up(epsilon)}"
 

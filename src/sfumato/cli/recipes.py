@@ -21,7 +21,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(pattern: str, as_json: bool) -> None:
     """The recipes whose names match PATTERN, e.g. "de2022/*"."""
-    from sfumato.recipe import list_recipes, recipe_summary, recipe_text
+    from sfumato.recipes.recipe import list_recipes, recipe_summary, recipe_text
 
     rows = [
         {"name": name, "title": recipe_summary(recipe_text(name)).partition("\n")[0]}
@@ -43,8 +43,8 @@ def list_command(pattern: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print every setting as JSON.")
 def show_command(name: str, as_json: bool) -> None:
     """A recipe as it is written: paper, cost, command, expected result, settings."""
-    from sfumato.recipe import recipe_from_toml, recipe_summary, recipe_text
-    from sfumato.settings import to_table
+    from sfumato.recipes.recipe import recipe_from_toml, recipe_summary, recipe_text
+    from sfumato.recipes.settings import to_table
 
     text = recipe_text(name)
     recipe = recipe_from_toml(text, origin=name)
@@ -60,8 +60,8 @@ def show_command(name: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def copy_command(name: str, target: Path, as_json: bool) -> None:
     """Copy a recipe to TARGET.toml, to change it there."""
-    from sfumato.recipe import recipe_text
-    from sfumato.state import write_text
+    from sfumato.files import write_text
+    from sfumato.recipes.recipe import recipe_text
 
     if target.suffix != ".toml":
         raise ConfigError(
@@ -81,7 +81,7 @@ def copy_command(name: str, target: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def validate_command(names: tuple[str, ...], as_json: bool) -> None:
     """Read recipes strictly and say what is wrong with the first bad one; builds no model, spends nothing."""
-    from sfumato.recipe import load_recipe
+    from sfumato.recipes.recipe import load_recipe
 
     for name in names:
         load_recipe(name)

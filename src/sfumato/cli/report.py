@@ -15,7 +15,7 @@ from sfumato.cli import echo_json
 @click.option("--json", "as_json", is_flag=True, help="Print what the page shows as JSON.")
 def command(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Write report.html for one RUN, or comparison.html for several."""
-    from sfumato.report import read_run, write_report
+    from sfumato.reporting.report import read_run, write_report
 
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
     write_report(runs, target)

@@ -12,8 +12,8 @@ from sfumato.cli import echo_json
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sfumato.publication import RunResult
-    from sfumato.recipe import Recipe
+    from sfumato.recipes.recipe import Recipe
+    from sfumato.run.publish import RunResult
 
 DEFAULT_RECIPE = "default/folder"
 
@@ -105,8 +105,8 @@ def assemble(
     resume: bool,
 ) -> Recipe:
     """The recipe of this call: the named one (or the interrupted run's), then flags, then ``--set``."""
-    from sfumato.recipe import load_recipe, parse_assignment, with_settings
-    from sfumato.run_folder import RunFolder
+    from sfumato.recipes.recipe import load_recipe, parse_assignment, with_settings
+    from sfumato.release.run_folder import RunFolder
 
     if recipe_name is None and resume and out is not None:
         recipe = RunFolder(out).stored_recipe()
@@ -137,7 +137,7 @@ def default_name(recipe: Recipe) -> str:
 def run_recipe(recipe: Recipe, folder: Path, *, resume: bool, force: bool, quiet: bool = False) -> RunResult:
     """Train with a progress display, or ``quiet`` without."""
     from sfumato.cli.progress import make_progress
-    from sfumato.run import train
+    from sfumato.run.session import train
 
     progress = make_progress(quiet=quiet)
     try:
@@ -153,7 +153,7 @@ def run_recipe(recipe: Recipe, folder: Path, *, resume: bool, force: bool, quiet
 
 def echo_result(result: RunResult, *, as_json: bool) -> None:
     """Guarantee, accuracy and where everything lies."""
-    from sfumato.model_card import headline
+    from sfumato.release.card import headline
 
     folder, privacy, scores = result.folder, result.privacy, result.scores
     if as_json:
@@ -185,10 +185,10 @@ def echo_result(result: RunResult, *, as_json: bool) -> None:
 
 def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json: bool) -> None:
     from sfumato.cli.progress import duration, echo_start, make_progress
-    from sfumato.estimate import estimate
-    from sfumato.preparation import prepare
-    from sfumato.run_folder import RunFolder
-    from sfumato.spending import plan_values
+    from sfumato.ledger.receipt import plan_values
+    from sfumato.release.run_folder import RunFolder
+    from sfumato.run.estimate import estimate
+    from sfumato.run.prepare import prepare
 
     RunFolder(folder).check_usable(recipe, resume=resume)
     progress = make_progress(quiet=as_json)

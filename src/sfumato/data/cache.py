@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfumato.data.decode import Fit, OnProgress, decode_files, num_threads
-from sfumato.data.workspace import workspace
+from sfumato.data.readers.decode import Fit, OnProgress, decode_files, num_threads
 from sfumato.errors import DataError
+from sfumato.files import workspace
 
 MEMORY_LIMIT_BYTES = 256 * 2**20  # above this, decoded images are memory-mapped
 _VERSION = b"sfumato decoded 1"  # change it whenever decoding changes

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sfumato.data import binary
-from sfumato.data.decode import Fit
-from sfumato.data.folder import load_folder
 from sfumato.data.generated_set import load_generated
 from sfumato.data.images import DataSplits, ImageSet
 from sfumato.data.known import KNOWN_SETS
+from sfumato.data.readers import binary
+from sfumato.data.readers.decode import Fit
+from sfumato.data.readers.folder import load_folder
 from sfumato.errors import ConfigError, DataError, did_you_mean
 
 _BINARY = (

@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from sfumato.doctor.findings import Finding
 from sfumato.errors import ModelError, PrivacyError
-from sfumato.finetuning import training_mode
 from sfumato.gradients import Choices, ClippedSum, clipped_sum
 from sfumato.gradients.call import Strategy
 from sfumato.gradients.piece import Piece
+from sfumato.training.finetuning import training_mode
 
 _TOLERANCE = 1e-3  # relative; float32 sums of millions of values in another order differ by about 1e-5
 

@@ -6,8 +6,8 @@ import importlib.util
 import os
 
 from sfumato.doctor.findings import Finding
-from sfumato.privacy import Plan
-from sfumato.statement import round_up
+from sfumato.privacy.plan import Plan
+from sfumato.privacy.statement import round_up
 
 _TRACKERS = {  # environment variable that names a remote service -> package that would talk to it
     "WANDB_API_KEY": "wandb",

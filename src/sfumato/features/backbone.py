@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from sfumato.errors import ModelError
 from sfumato.layers import FrozenBatchNorm
-from sfumato.models import create_model
 
 _ROWS_AT_ONCE = 8
 
@@ -76,35 +75,6 @@ class BackboneFeatures(nn.Module):
             if self.mirror:
                 rows = rows + network.features(inputs.flip(-1)).float()
         return rows.sign() * rows.abs().sqrt() if self.square_root else rows
-
-
-def lite_backbone(
-    names: Sequence[str] = ("efficientnet_lite0",),
-    *,
-    input_size: int = 224,
-    mirror: bool = True,
-    square_root: bool = True,
-    low_precision: bool = False,
-    pretrained: bool = True,
-) -> BackboneFeatures:
-    """EfficientNet-Lites with their public ImageNet weights, batch norms folded into the convolutions."""
-    networks, num_features = [], 0
-    for name in names:
-        network = create_model(name, num_classes=1, pretrained=pretrained)
-        network.trunk = folded(network.trunk)
-        expected, num_features = network.preprocessing, num_features + network.head.in_features
-        network.head = nn.Identity()  # its place is taken by the private head
-        networks.append(network.to(memory_format=torch.channels_last))
-    return BackboneFeatures(
-        networks,
-        num_features=num_features,
-        input_size=input_size,
-        mean=expected.mean,
-        std=expected.std,
-        mirror=mirror,
-        square_root=square_root,
-        low_precision=low_precision,
-    )
 
 
 @torch.no_grad()

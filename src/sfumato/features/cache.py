@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.data.workspace import workspace
 from sfumato.errors import DataError
 from sfumato.features.workers import one_per_core
+from sfumato.files import workspace
 
 OnProgress = Callable[[int, int], None]  # rows done, rows in all
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.claims import Claim
+from sfumato.gradients.memory import bytes_per_row, free_memory, rows_in_memory
 from sfumato.gradients.piece import Piece
-from sfumato.memory import bytes_per_row, free_memory, rows_in_memory
 
 ROUNDS = 3
 BYTES_WORTH_A_SECOND = 1e10  # memory kept until the factors are known has its price

@@ -6,11 +6,13 @@ They take images from 0 to 1, or rows of features computed before, since a run c
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from torch import Tensor, nn, zeros
+from torch import Tensor, channels_last, nn, zeros
 from torch.nn import functional as F
 
 from sfumato.errors import ConfigError
+from sfumato.features.backbone import BackboneFeatures, folded
 from sfumato.features.combined import CombinedFeatures
 from sfumato.features.patch_features import PatchFeatures
 from sfumato.features.scatter_features import GroupedScatterMaps, ScatterFeatures, ScatterMaps
@@ -177,10 +179,6 @@ def lite_features(
 
     ``pretrained`` is false only to load a release into it.
     """
-    from sfumato.features.backbone import (
-        lite_backbone,  # here: the backbones are models of the zoo themselves
-    )
-
     names = [f"efficientnet_{name}" for name in networks.split()]
     if not names or len(names) > len(set(names)) or not set(names) <= set(efficientnet_lite.VARIANTS):
         raise ConfigError(
@@ -197,6 +195,35 @@ def lite_features(
         pretrained=pretrained,
     )
     return FeatureClassifier(extractor, num_classes=num_classes)
+
+
+def lite_backbone(
+    names: Sequence[str] = ("efficientnet_lite0",),
+    *,
+    input_size: int = 224,
+    mirror: bool = True,
+    square_root: bool = True,
+    low_precision: bool = False,
+    pretrained: bool = True,
+) -> BackboneFeatures:
+    """EfficientNet-Lites with their public ImageNet weights, batch norms folded into the convolutions."""
+    networks, num_features = [], 0
+    for name in names:
+        network = efficientnet_lite.VARIANTS[name].build(num_classes=1, pretrained=pretrained)
+        network.trunk = folded(network.trunk)
+        expected, num_features = network.preprocessing, num_features + network.head.in_features
+        network.head = nn.Identity()  # its place is taken by the private head
+        networks.append(network.to(memory_format=channels_last))
+    return BackboneFeatures(
+        networks,
+        num_features=num_features,
+        input_size=input_size,
+        mean=expected.mean,
+        std=expected.std,
+        mirror=mirror,
+        square_root=square_root,
+        low_precision=low_precision,
+    )
 
 
 VARIANTS = {

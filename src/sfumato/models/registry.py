@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sfumato.errors import ConfigError, did_you_mean
-from sfumato.memory import free_memory
+from sfumato.gradients.memory import free_memory
 from sfumato.models import (
     densenet,
     efficientnet,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sfumato.gradients.modes import evaluation_mode
 from sfumato.layers import WSConv2d
-from sfumato.modes import evaluation_mode
 
 _PRODUCTS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, WSConv2d)
 

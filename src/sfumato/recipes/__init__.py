@@ -1,1 +1,5 @@
+"""Recipes: every setting of a run in one file, those of the papers among them."""
 
+from sfumato.recipes.recipe import Recipe
+
+__all__ = ["Recipe"]

@@ -1,0 +1,1 @@
+"""Speed: the gradient engine and the closed-form head against what they replace."""

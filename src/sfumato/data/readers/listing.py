@@ -1,0 +1,232 @@
+"""Which files are the images, of which class, split and patient: before anything is decoded."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from sfumato.data.readers.decode import EXTENSIONS
+from sfumato.errors import ConfigError, DataError
+
+SPLITS = ("train", "val", "test")
+# What operating systems leave behind in folders of images; everything else that is no image is refused.
+_LEFT_BEHIND = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image file."""
+
+    path: Path
+    relative: str  # below the folder, with forward slashes
+    split: str
+    label: int
+    patient: str | None = None
+    where: str = ""  # for complaints: the file, or the manifest's line
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All image files of a data set and its class names."""
+
+    entries: tuple[Entry, ...]
+    classes: tuple[str, ...]
+
+    def check(self, name: str) -> Listing:
+        """Refuse a class without training images, and a class that only val or test have."""
+        trained = {entry.label for entry in self.entries if entry.split == "train"}
+        for entry in self.entries:
+            if entry.label not in trained:
+                raise DataError(
+                    "class-not-in-train",
+                    f"{entry.where}: class {self.classes[entry.label]!r} has no training images.",
+                    why="A model cannot learn a class that it never sees.",
+                    fix="Add training images of the class, or remove it from val and test.",
+                )
+        for number, class_name in enumerate(self.classes):
+            if number not in trained:
+                raise empty_class(name, class_name)
+        if len(self.classes) < 2:
+            raise DataError(
+                "one-class",
+                f"{name}: there is only the class {self.classes[0]!r}.",
+                why="Classification needs at least two classes.",
+                fix="Put each class into a folder of its own: train/<class>/*.png.",
+            )
+        return self
+
+    def with_patients(self, pattern: str) -> Listing:
+        """Patients found in each file's path by a regular expression.
+
+        The patient is the group named ``patient`` if there is one, else all groups joined, else
+        the whole match. It is searched in the path below the folder, e.g. ``train/NORMAL/IM-0115-0001.jpeg``.
+        """
+        if any(entry.patient is not None for entry in self.entries):
+            raise ConfigError(
+                "patients-twice",
+                f"the manifest has a patient column, and --patient-from {pattern!r} is given too.",
+                fix="Use one of the two.",
+            )
+        try:
+            compiled = re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                "bad-pattern",
+                f"--patient-from {pattern!r} is not a regular expression: {error}.",
+                fix="Try one that marks the patient, e.g. '(person\\d+)_'.",
+            ) from error
+        return replace(
+            self, entries=tuple(replace(entry, patient=_patient(compiled, entry)) for entry in self.entries)
+        )
+
+
+def _patient(pattern: re.Pattern[str], entry: Entry) -> str:
+    match = pattern.search(entry.relative)
+    if match is None:
+        found = None
+    elif "patient" in pattern.groupindex:
+        found = match["patient"]
+    else:
+        found = "/".join(group for group in match.groups() if group) if pattern.groups else match[0]
+    if not found:
+        raise DataError(
+            "missing-patient",
+            f"{entry.where}: --patient-from {pattern.pattern!r} finds no patient in {entry.relative!r}.",
+            why="A patient-level guarantee needs every image's patient.",
+            fix="Widen the expression, e.g. with | for a second way of naming files.",
+        )
+    return found
+
+
+def list_folder(folder: Path) -> Listing:
+    """``train/<class>/**``, optional ``val/`` and ``test/``; or class folders directly, all for training."""
+    splits = {split: folder / split for split in SPLITS if (folder / split).is_dir()}
+    if splits and "train" not in splits:
+        raise DataError(
+            "no-train-split",
+            f"{folder}: has {' and '.join(splits)} but no train.",
+            fix="Put the training images into train/<class>/.",
+        )
+    roots = splits or {"train": folder}
+    found: dict[str, dict[str, list[Path]]] = {split: _by_class(root) for split, root in roots.items()}
+    names = {name for classes in found.values() for name in classes}
+    if not names:
+        raise DataError(
+            "no-images",
+            f"{folder}: there are no class folders with images.",
+            why="DATA is a folder with train/<class>/*.png, or one with manifest.csv.",
+            fix="Put each class into a folder of its own, or write a manifest.csv.",
+        )
+    classes = read_classes(folder) or sorted_classes(found["train"])
+    if not classes:
+        raise empty_class(str(folder), "train")
+    entries = []
+    for split, by_class in found.items():
+        for name, paths in by_class.items():
+            if name not in classes:
+                raise DataError(
+                    "class-not-in-train",
+                    f"{roots[split] / name}: class {name!r} is not one of {', '.join(classes)}.",
+                    why="The classes are the folders in train/ (or the lines of classes.txt).",
+                    fix="Rename the folder, or add training images of the class.",
+                )
+            if not paths and split == "train":
+                raise empty_class(str(folder), name)
+            label = classes.index(name)
+            for path in paths:
+                relative = path.relative_to(folder).as_posix()
+                entries.append(Entry(path, relative, split, label, None, str(path)))
+    return Listing(tuple(entries), classes)
+
+
+def _by_class(root: Path) -> dict[str, list[Path]]:
+    classes = {}
+    try:
+        children = sorted(root.iterdir())
+    except OSError as error:
+        _unreadable(error)
+    for child in children:
+        if _ignored(child.name):
+            continue
+        if child.is_dir():
+            classes[child.name] = list(image_files(child))
+        elif child.suffix.lower() in EXTENSIONS:
+            raise DataError(
+                "image-without-class",
+                f"{child}: lies beside the class folders.",
+                why="An image's class is the folder it lies in.",
+                fix="Move it into its class folder, or write a manifest.csv.",
+            )
+    return classes
+
+
+def image_files(folder: Path) -> Iterable[Path]:
+    """All image files below ``folder``, sorted; a file that is no image is refused by name."""
+    visited = set()
+    for root, directories, files in os.walk(folder, followlinks=True, onerror=_unreadable):
+        here = os.path.realpath(root)
+        if here in visited:
+            _unreadable(OSError(0, "a link leads back to a folder that was already read", root))
+        visited.add(here)
+        directories[:] = sorted(name for name in directories if not _ignored(name))
+        for name in sorted(files):
+            if _ignored(name):
+                continue
+            path = Path(root, name)
+            if path.suffix.lower() not in EXTENSIONS:
+                raise DataError(
+                    "not-an-image",
+                    f"{path}: lies among the images but is none.",
+                    why="Nothing is skipped silently; it could be an image with an unusual name.",
+                    fix=f"Remove it, or give it one of the endings {' '.join(EXTENSIONS)}.",
+                )
+            yield path
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise DataError(
+        "unreadable-folder",
+        f"{error.filename}: {error.strerror}.",
+        why="Nothing is skipped silently.",
+        fix="Give yourself the permission to read it, or remove the link.",
+    ) from error
+
+
+def read_classes(folder: Path) -> tuple[str, ...] | None:
+    """The public class names in ``classes.txt``, one per line, if there is such a file."""
+    file = folder / "classes.txt"
+    if not file.is_file():
+        return None
+    names = tuple(line.strip() for line in file.read_text("utf-8-sig").splitlines() if line.strip())
+    if len(set(names)) != len(names) or not names:
+        raise DataError(
+            "bad-classes",
+            f"{file}: it is empty or names a class twice.",
+            fix="Write each class on a line of its own, once.",
+        )
+    return names
+
+
+def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
+    """Class names in order: by number if all are whole numbers, else alphabetically."""
+    unique = set(names)
+    if all(name.isdigit() for name in unique):
+        return tuple(sorted(unique, key=lambda name: (int(name), name)))
+    return tuple(sorted(unique))
+
+
+def empty_class(where: str, name: str) -> DataError:
+    return DataError(
+        "empty-class",
+        f"{where}: class {name!r} has no training images.",
+        why="The model would have an output that is never trained.",
+        fix="Add images of the class, or remove its folder.",
+    )
+
+
+def _ignored(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _LEFT_BEHIND

@@ -1,0 +1,141 @@
+"""manifest.csv: ``path,label[,patient][,split]``, one row per image."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path, PurePosixPath
+
+from sfumato.data.readers.listing import SPLITS, Entry, Listing, read_classes, sorted_classes
+from sfumato.errors import DataError, did_you_mean
+
+COLUMNS = ("path", "label", "patient", "split")
+
+
+def read_manifest(folder: Path) -> Listing:
+    """The images that ``folder/manifest.csv`` lists. Every complaint names the file and line."""
+    file = folder / "manifest.csv"
+    rows = _read_rows(file)
+    declared = read_classes(folder)
+    classes = declared or sorted_classes(row["label"] for _, row in rows)
+    numbers = {name: number for number, name in enumerate(classes)}
+    entries, seen = [], {}
+    for line, row in rows:
+        where = f"{file}, line {line}"
+        path = _inside(row["path"], where)
+        if path in seen:
+            raise DataError(
+                "duplicate-row",
+                f"{where}: {path} is already listed in line {seen[path]}.",
+                why="An image that counts twice is protected half as well as stated.",
+                fix="Keep one of the two rows.",
+            )
+        seen[path] = line
+        label = _label(row["label"], numbers, where, declared is not None)
+        split = row.get("split", "train")
+        if split not in SPLITS:
+            raise DataError(
+                "unknown-split",
+                f"{where}: split is {split!r}. {did_you_mean(split, SPLITS)}".rstrip(),
+                fix="Use train, val or test.",
+            )
+        if not row.get("patient", "-"):
+            raise DataError(
+                "missing-patient",
+                f"{where}: the patient is empty.",
+                why="A patient-level guarantee needs every image's patient.",
+                fix="Fill it in, or leave the whole column out.",
+            )
+        entries.append(Entry(folder / path, path, split, label, row.get("patient"), where))
+    return Listing(tuple(entries), classes)
+
+
+def _read_rows(file: Path) -> list[tuple[int, dict[str, str]]]:
+    """(line number, row) of every row, with only known columns."""
+    reader = csv.reader(io.StringIO(_read_text(file), newline=""), strict=True)
+    rows = []
+    try:
+        header = [column.strip().lower() for column in next(reader, [])]
+        _check_header(header, file)
+        for values in reader:
+            line = reader.line_num
+            if values and len(values) != len(header):
+                raise _unreadable(file, line, f"{len(values)} values for {len(header)} columns")
+            if any("\0" in value for value in values):
+                raise _unreadable(file, line, "there is a null byte")
+            if values:
+                rows.append((line, dict(zip(header, (value.strip() for value in values), strict=True))))
+    except csv.Error as error:
+        raise _unreadable(file, reader.line_num, str(error)) from error
+    if not rows:
+        raise _unreadable(file, 1, "there are no rows")
+    return rows
+
+
+def _read_text(file: Path) -> str:
+    try:
+        data = file.read_bytes()
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _unreadable(file, data[: error.start].count(b"\n") + 1, "it is not UTF-8") from error
+    except OSError as error:
+        raise _unreadable(file, 1, str(error.strerror)) from error
+
+
+def _check_header(header: list[str], file: Path) -> None:
+    for column in header:
+        if column not in COLUMNS:
+            raise DataError(
+                "unknown-column",
+                f"{file}, line 1: column {column!r}. {did_you_mean(column, COLUMNS)}".rstrip(),
+                why="A misspelt patient column would silently change what is protected.",
+                fix=f"Use only the columns {', '.join(COLUMNS)}.",
+            )
+    for column in ("path", "label"):
+        if column not in header:
+            raise _unreadable(file, 1, f"there is no column {column!r}")
+    if len(set(header)) != len(header):
+        raise _unreadable(file, 1, "a column occurs twice")
+
+
+def _inside(path: str, where: str) -> str:
+    """The path in its plain form; it must stay inside the folder."""
+    plain = PurePosixPath(path.replace("\\", "/"))
+    if not plain.parts:
+        raise DataError(
+            "missing-image",
+            f"{where}: path {path!r} names no file.",
+            fix="Give the image's path, relative to the folder of the manifest.",
+        )
+    if plain.is_absolute() or ".." in plain.parts or ":" in plain.parts[0]:
+        raise DataError(
+            "path-outside",
+            f"{where}: path {path!r} leaves the folder.",
+            why="A manifest may only name files below its own folder.",
+            fix="Use paths relative to the folder, without '..'.",
+        )
+    return str(plain)
+
+
+def _label(label: str, numbers: dict[str, int], where: str, declared: bool) -> int:
+    if label in numbers and label:
+        return numbers[label]
+    if declared and label.lstrip("-").isdigit() and 0 <= int(label) < len(numbers):
+        return int(label)
+    raise DataError(
+        "label-out-of-range",
+        f"{where}: label {label!r} is not one of the {len(numbers)} classes in classes.txt."
+        if declared
+        else f"{where}: the label is empty.",
+        why="Each image needs exactly one known class.",
+        fix="Correct the label, or add the class to classes.txt.",
+    )
+
+
+def _unreadable(file: Path, line: int, reason: str) -> DataError:
+    return DataError(
+        "unreadable-manifest",
+        f"{file}, line {line}: {reason}.",
+        why="A manifest is a UTF-8 CSV file with the header path,label[,patient][,split].",
+        fix="Correct the line; quote values that contain commas.",
+    )

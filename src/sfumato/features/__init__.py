@@ -1,0 +1,1 @@
+"""Fixed features: patches and scattering fitted on generated images, public backbones, and their cache."""

@@ -1,0 +1,92 @@
+"""Composition over runs: what several plans on the same images cost together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sfumato import accounting
+from sfumato.accounting import Event
+from sfumato.privacy.plan import Plan
+
+Unit = Literal["image", "patient"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One run as the ledger knows it."""
+
+    run_id: str
+    fingerprint: str
+    label: str
+    plan: Plan | None  # None: trained without privacy
+    releasable: bool
+    reserved_steps: int  # steps that may have been used
+    finished: bool
+    started: str  # by the clock of that day: for reading, never for deciding
+
+    @property
+    def counted(self) -> bool:
+        """Whether noise protects what the run may publish; other runs have no ε to add."""
+        return self.plan is not None and self.releasable
+
+    def events(self, *, planned: bool) -> tuple[Event, ...]:
+        """What the run has done or, while it is open and ``planned``, may still do."""
+        whole = planned and not self.finished
+        return self.plan.events(self.plan.num_steps if whole else self.reserved_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cap:
+    """The most that may be spent on a data set for one unit."""
+
+    unit: Unit
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """What the counted runs cost one unit together."""
+
+    unit: Unit
+    epsilon: float  # infinite if a run does not protect this unit
+    delta: float
+    neighbouring: str
+    accountant: str
+    num_runs: int
+
+
+def total_of(records: Iterable[Record], *, unit: Unit, delta: float, planned: bool = False) -> Total:
+    """Compose all counted runs for one unit, image or patient.
+
+    Guarantee: an upper bound for the joint release of all runs. A run that protects patients lets one
+    image change a patient's clipped gradient to any other, so for an image it counts as replacing. A
+    run that protects images promises a patient nothing, so then the patient's total is infinite.
+    """
+    counted = [record for record in records if record.counted]
+    replaced = any(
+        record.plan.neighbouring == "replace-one" or record.plan.unit != unit for record in counted
+    )
+    neighbouring: accounting.Neighbouring = "replace-one" if replaced else "add-or-remove"
+    events = [event for record in counted for event in record.events(planned=planned)]
+    accountant: accounting.Accountant = "rdp" if accounting.needs_rdp(events) else "pld"
+    unprotected = unit == "patient" and any(record.plan.unit == "image" for record in counted)
+    epsilon = math.inf
+    if not unprotected:
+        epsilon = accounting.epsilon(events, delta=delta, accountant=accountant, neighbouring=neighbouring)
+    return Total(
+        unit=unit,
+        epsilon=epsilon,
+        delta=delta,
+        neighbouring=neighbouring,
+        accountant=accountant,
+        num_runs=len(counted),
+    )
+
+
+def units_of(records: Sequence[Record]) -> list[Unit]:
+    """The units that the counted runs protect, images first."""
+    return sorted({record.plan.unit for record in records if record.counted})

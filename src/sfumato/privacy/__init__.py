@@ -1,0 +1,6 @@
+"""The plan of a private run and its statement: what is promised, in figures and in words."""
+
+from sfumato.privacy.plan import Plan
+from sfumato.privacy.statement import Statement
+
+__all__ = ["Plan", "Statement"]

@@ -1,0 +1,329 @@
+"""The plan of a private run: sampling, clip, noise and accounting in one frozen object that fits together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from sfumato import accounting
+from sfumato.accounting import Accountant, Event, Neighbouring, SampledGaussian, Selection
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.privacy.statement import Statement, state
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sfumato.gradients import ClippedSum
+    from sfumato.randomness import RandomSource
+    from sfumato.sampling import FullBatch, PoissonSampling
+
+__all__ = ["Plan", "Statement"]
+
+_CURVE_POINTS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What will be done to the private data, and what it costs.
+
+    Guarantee: training on ``num_examples`` units with ``sampler()``, sums whose sensitivity is at most
+    ``clip_norm``, and ``noise()`` once per step is (``epsilon``, ``delta``)-differentially private.
+    """
+
+    num_examples: int  # units N: images, or patients
+    batch_size: float  # expected: sampling_rate · N
+    num_steps: int
+    noise_multiplier: float  # σ: standard deviation of the noise / clip_norm
+    clip_norm: float = 1.0
+    delta: float
+    unit: Literal["image", "patient"] = "image"
+    accountant: Accountant = "pld"
+    neighbouring: Neighbouring = "add-or-remove"
+    sampling: Literal["poisson", "full"] = "poisson"
+    mechanism: Literal["gaussian", "discrete-gaussian"] = "gaussian"
+    extra_events: tuple[Event, ...] = ()  # other releases from the same data, such as a private mean
+    tuning_runs: float | None = None  # mean number of runs of a counted search (geometric); None: no search
+    uncounted_search: bool = False  # settings chosen on the same data at a cost that ε leaves out
+    max_images_per_unit: int | None = None  # bound on a patient's images in one step
+    allow_large_delta: bool = False  # accept δ above 1/N
+
+    def __post_init__(self) -> None:
+        _check_plan(self)
+
+    @classmethod
+    def calibrate(
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        num_examples: int,
+        batch_size: float | None = None,
+        num_steps: int | None = None,
+        noise_multiplier: float | None = None,
+        clip_norm: float = 1.0,
+        unit: Literal["image", "patient"] = "image",
+        accountant: Accountant = "pld",
+        neighbouring: Neighbouring = "add-or-remove",
+        sampling: Literal["poisson", "full"] = "poisson",
+        mechanism: Literal["gaussian", "discrete-gaussian"] = "gaussian",
+        extra_events: tuple[Event, ...] = (),
+        tuning_runs: float | None = None,
+        uncounted_search: bool = False,
+        max_images_per_unit: int | None = None,
+        allow_large_delta: bool = False,
+    ) -> Plan:
+        """The plan that spends ``epsilon``: finds the one of batch size, steps and noise that is not given.
+
+        Guarantee: ``plan.epsilon <= epsilon``.
+        """
+        if sampling == "full" and batch_size is None:
+            batch_size = num_examples
+        given = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier}
+        missing = [name for name, value in given.items() if value is None]
+        if len(missing) != 1:
+            raise _wrong_number_given(missing)
+        accounting.check_budget(epsilon)
+        draft = cls(
+            num_examples=num_examples,
+            batch_size=1 if batch_size is None else batch_size,
+            num_steps=1 if num_steps is None else num_steps,
+            noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
+            clip_norm=clip_norm,
+            delta=delta,
+            unit=unit,
+            accountant=accountant,
+            neighbouring=neighbouring,
+            sampling=sampling,
+            mechanism=mechanism,
+            extra_events=extra_events,
+            tuning_runs=tuning_runs,
+            uncounted_search=uncounted_search,
+            max_images_per_unit=max_images_per_unit,
+            allow_large_delta=allow_large_delta,
+        )
+        return draft._solved(missing[0], epsilon)
+
+    def with_epsilon(self, epsilon: float, *, tolerance: float = 1e-4) -> Plan:
+        """The same plan with the least noise, to ``tolerance``, that keeps ε at most ``epsilon``.
+
+        The search starts at the present noise, which makes a series of similar plans cheap.
+        """
+
+        def epsilon_of(value: float) -> float:
+            return replace(self, noise_multiplier=value).epsilon
+
+        found = accounting.solve_noise_multiplier(
+            epsilon_of, epsilon, tolerance=tolerance, guess=self.noise_multiplier
+        )
+        return replace(self, noise_multiplier=found)
+
+    def _solved(self, name: str, target: float) -> Plan:
+        """This plan with one value changed so that ε comes to ``target`` from below."""
+
+        def epsilon_of(value: float) -> float:
+            return replace(self, **{name: value}).epsilon
+
+        if name == "noise_multiplier":
+            return self.with_epsilon(target)
+        if name == "num_steps":
+            return replace(self, num_steps=accounting.solve_num_steps(epsilon_of, target))
+        size = accounting.solve_batch_size(epsilon_of, target, num_examples=self.num_examples)
+        return replace(self, batch_size=size)
+
+    @property
+    def sampling_rate(self) -> float:
+        """q: the probability of each unit to be in a step."""
+        return 1.0 if self.sampling == "full" else self.batch_size / self.num_examples
+
+    def events(self, num_steps: int | None = None) -> tuple[Event, ...]:
+        """Everything that touches the private data, up to a step or to the end."""
+        steps = SampledGaussian(
+            noise_multiplier=self.noise_multiplier / self._rounding,
+            sampling_rate=self.sampling_rate,
+            num_steps=self.num_steps if num_steps is None else num_steps,
+            discrete=self.mechanism == "discrete-gaussian",
+        )
+        events: tuple[Event, ...] = (*self.extra_events, steps)
+        if self.tuning_runs is None:
+            return events
+        return (Selection(events=events, mean_runs=self.tuning_runs),)
+
+    @property
+    def _rounding(self) -> float:
+        """What rounding the sum before discrete noise does to its sensitivity."""
+        if self.mechanism == "gaussian":
+            return 1.0
+        from sfumato.discrete_gaussian import ROUNDING
+
+        return 1.0 + ROUNDING
+
+    @cached_property
+    def epsilon(self) -> float:
+        """ε of the whole plan at ``delta``."""
+        return self._epsilon(self.num_steps)
+
+    def epsilon_after(self, step: int) -> float:
+        """ε once ``step`` steps are done, never understated.
+
+        At most 50 points of the curve are computed; between two, the later one's ε is given.
+        """
+        if not 0 <= step <= self.num_steps:
+            raise ConfigError(
+                "num-steps-out-of-range",
+                f"step {step} of a plan of {self.num_steps}.",
+                fix="Stay in the plan.",
+            )
+        spacing = max(1, math.ceil(self.num_steps / _CURVE_POINTS))
+        return self._epsilon(min(self.num_steps, math.ceil(step / spacing) * spacing))
+
+    def epsilon_curve(self) -> tuple[list[int], list[float]]:
+        """Steps and the ε after each, at the points that ``epsilon_after`` computes: for plots."""
+        spacing = max(1, math.ceil(self.num_steps / _CURVE_POINTS))
+        steps = sorted({*range(0, self.num_steps, spacing), self.num_steps})
+        return steps, [self._epsilon(step) for step in steps]
+
+    def _epsilon(self, num_steps: int) -> float:
+        return accounting.epsilon(
+            self.events(num_steps),
+            delta=self.delta,
+            accountant=self.accountant,
+            neighbouring=self.neighbouring,
+        )
+
+    @cached_property
+    def mu_gdp(self) -> float:
+        """μ of Gaussian DP: exact for full batches, else fitted to the curve (see ``accounting.mu_gdp``)."""
+        return accounting.mu_gdp(self.events(), delta=self.delta, neighbouring=self.neighbouring)[0]
+
+    def sampler(self) -> PoissonSampling | FullBatch:
+        """The batches, as they are accounted."""
+        from sfumato.sampling import FullBatch, PoissonSampling
+
+        if self.sampling == "full":
+            return FullBatch(num_steps=self.num_steps)
+        return PoissonSampling(sampling_rate=self.sampling_rate, num_steps=self.num_steps)
+
+    def noise(self, total: ClippedSum, *, source: RandomSource, step: int) -> dict[str, Tensor]:
+        """The sum with the plan's noise. Call once per step, after adding up microbatches and ranks.
+
+        Guarantee: the noise has ``noise_multiplier`` times the sum's sensitivity. A sum that one unit
+        can move further than ``clip_norm`` is refused.
+        """
+        if not 0 < total.sensitivity <= self.clip_norm:
+            raise PrivacyError(
+                "sensitivity-above-plan",
+                f"one unit can move this sum by {total.sensitivity}, but the plan allows {self.clip_norm}.",
+                why="The noise would be too small for what it has to hide.",
+                fix="Clip with the plan's clip_norm.",
+            )
+        stddev = self.noise_multiplier * total.sensitivity
+        if self.mechanism == "discrete-gaussian":
+            from sfumato.discrete_gaussian import add_discrete_noise
+
+            return add_discrete_noise(
+                total.gradients, stddev=stddev, sensitivity=total.sensitivity, source=source, step=step
+            )
+        from sfumato.noise import add_noise
+
+        return add_noise(total.gradients, stddev=stddev, source=source, step=step)
+
+    def statement(self, *, releasable: bool = True, images_per_person: int | None = None) -> Statement:
+        """The guarantee in whole sentences; ``images_per_person``: the most that any one person has."""
+        return state(self, releasable=releasable, images_per_person=images_per_person)
+
+    def as_dict(self) -> dict[str, object]:
+        """All fields as JSON values."""
+        values = asdict(self)
+        values["extra_events"] = [accounting.event_to_dict(event) for event in self.extra_events]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> Plan:
+        """The plan that ``as_dict`` described."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(
+                "unknown-plan-field", f"{unknown[0]!r} is not a field of a plan.", fix="Update sfumato."
+            )
+        events = tuple(accounting.event_from_dict(event) for event in values.get("extra_events", ()))
+        return cls(**{**values, "extra_events": events})
+
+
+def _check_plan(plan: Plan) -> None:
+    if plan.num_examples < 1:
+        raise ConfigError(
+            "num-examples-out-of-range", f"num_examples is {plan.num_examples}.", fix="Give 1 or more."
+        )
+    if not (math.isfinite(plan.batch_size) and 0 < plan.batch_size <= plan.num_examples):
+        raise ConfigError(
+            "batch-size-out-of-range",
+            f"batch_size is {plan.batch_size}, but there are {plan.num_examples} units.",
+            fix="Give an expected batch size between 1 and the number of units.",
+        )
+    if plan.sampling == "full" and plan.batch_size != plan.num_examples:
+        raise ConfigError(
+            "batch-size-out-of-range",
+            f"batch_size is {plan.batch_size}, but a full batch has all {plan.num_examples} units.",
+            fix="Leave batch_size out, or use poisson sampling.",
+        )
+    if not (math.isfinite(plan.clip_norm) and plan.clip_norm > 0):
+        raise ConfigError(
+            "clip-norm-out-of-range", f"clip_norm is {plan.clip_norm}.", fix="Give a number above 0."
+        )
+    if plan.noise_multiplier == 0:
+        raise ConfigError(
+            "noise-out-of-range",
+            "noise_multiplier is 0: without noise there is no privacy.",
+            fix="Give a number above 0, or train with --no-privacy.",
+        )
+    accounting.check_delta(plan.delta)
+    if plan.delta > 1 / plan.num_examples and not plan.allow_large_delta:
+        raise PrivacyError(
+            "delta-too-large",
+            f"delta is {plan.delta:g}, above 1/{plan.num_examples} (1 / number of units).",
+            why="Publishing one unit at random in the clear would already satisfy such a delta.",
+            fix=f"Use at most {0.5 / plan.num_examples:.1g}, or --force it, and the statement says so.",
+        )
+    if plan.tuning_runs is not None and plan.uncounted_search:
+        raise ConfigError(
+            "contradictory-search",
+            "the search is both counted (tuning_runs) and uncounted (uncounted_search).",
+            fix="Give one of them.",
+        )
+    for name, allowed in _CHOICES.items():
+        if getattr(plan, name) not in allowed:
+            raise ConfigError(
+                "unknown-choice",
+                f"{name} is {getattr(plan, name)!r}.",
+                fix=f"Use one of: {', '.join(allowed)}.",
+            )
+    plan.events()  # checks noise, rate and steps
+
+
+_CHOICES = {
+    "unit": ("image", "patient"),
+    "sampling": ("poisson", "full"),
+    "mechanism": ("gaussian", "discrete-gaussian"),
+    "accountant": ("pld", "rdp"),
+    "neighbouring": ("add-or-remove", "replace-one"),
+}
+
+
+def _wrong_number_given(missing: list[str]) -> ConfigError:
+    if not missing:
+        return ConfigError(
+            "contradictory-budget",
+            "epsilon, batch_size, num_steps and noise_multiplier are all given.",
+            why="Any three of them determine the fourth.",
+            fix="Leave one out.",
+        )
+    return ConfigError(
+        "underdetermined-budget",
+        f"{' and '.join(missing)} are not given.",
+        why="Only one unknown can be solved for.",
+        fix="Give all but one of epsilon, batch_size, num_steps and noise_multiplier.",
+    )

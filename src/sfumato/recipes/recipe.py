@@ -1,0 +1,316 @@
+"""Recipes: everything that defines a run, as frozen dataclasses and as strict TOML.
+
+A recipe holds only public values. A key that is not a setting is an error with a suggestion, never ignored:
+a misspelt privacy argument that passes silently would be a false guarantee.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from sfumato.accounting import check_budget, check_delta
+from sfumato.errors import ConfigError, did_you_mean
+from sfumato.recipes.settings import (
+    Scalar,
+    from_table,
+    options_table,
+    setting,
+    to_table,
+    to_toml,
+    unknown_key,
+    without_none,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """[data]: which images, and what is publicly known about them."""
+
+    name: str | None = setting(None, "a folder, or a known name; the DATA of `sfumato train` comes first")
+    image_size: int | None = setting(None, "images are resized to this many pixels per side", low=1)
+    channels: int | None = setting(None, "1 grey, 3 colour; absent: as the data are", low=1, high=4)
+    fit: Literal["crop", "pad", "stretch"] = setting("crop", "how other shapes become square")
+    patient_from: str | None = setting(None, "regular expression that finds the patient in a file name")
+    mean: tuple[float, ...] | None = setting(None, "per-channel mean to subtract: a public constant")
+    std: tuple[float, ...] | None = setting(None, "per-channel deviation to divide by: a public constant")
+    holdout: float = setting(0.0, "share of the training units set aside and scored instead", low=0, high=0.9)
+    val_is_public: bool = setting(False, "the val/ images are public: they may steer the training")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """[model]: the network, by its name in the zoo."""
+
+    name: str = setting("resnet9", "one of `sfumato models list`")
+    weights: str | None = setting(None, "begin with these: a run, a release or a .safetensors file of ours")
+    weights_are_public: bool = setting(False, "none of the private images went into the weights")
+    trained: Literal["all", "last", "norms-and-biases", "first-and-last"] = setting(
+        "all", "the layers that are trained; the others stay as they are"
+    )
+    options: Mapping[str, Scalar] = options_table("options of the model's family, e.g. width")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingSettings:
+    """[pretraining]: a first stage without privacy, on PUBLIC images; its weights begin the private one."""
+
+    data: str | None = setting(None, "public images: cifar100, generated, another known name or a folder")
+    num_epochs: float = setting(20.0, "expected passes over them", low=0)
+    batch_size: int = setting(128, "expected images per step", low=1)
+    optimizer: str = setting("SGD", "any of torch.optim")
+    learning_rate: float = setting(0.1, "the first one", low=0)
+    optimizer_options: Mapping[str, Scalar] = options_table("its other arguments")
+    schedule: Literal["constant", "cosine"] = setting("cosine", "the rate over time; cosine ends at 0")
+    views: int = setting(1, "random views of an image in a step; 0: the image as it is", low=0)
+    padding: int = setting(4, "pixels of mirror padding before the random crop", low=0)
+    flip: bool = setting(True, "horizontal flips")
+    seed: int = setting(0, "of this stage: nothing in it is secret", low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+    """[privacy]: the guarantee. Give epsilon or noise_multiplier; the other one follows."""
+
+    enabled: bool = setting(True, "false trains without any privacy, for baselines and public data")
+    epsilon: float | None = setting(None, "the budget; the noise is calibrated to it", check=check_budget)
+    delta: float | None = setting(
+        None, "absent: the largest power of ten below 1 / (number of units)", check=check_delta
+    )
+    noise_multiplier: float | None = setting(
+        None, "noise per unit of sensitivity, when fixed by hand", above=0
+    )
+    clip_norm: float = setting(1.0, "bound on the norm of one unit's gradient", above=0)
+    unit: Literal["image", "patient"] = setting("image", "what one guarantee protects")
+    max_images_per_patient: int = setting(4, "images taken of one patient in one step, at random", low=1)
+    accountant: Literal["pld", "rdp"] = setting("pld", "how epsilon is computed")
+    neighbouring: Literal["add-or-remove", "replace-one"] = setting("add-or-remove", "what neighbours are")
+    sampling: Literal["poisson", "full"] = setting("poisson", "full: every unit in every step")
+    mechanism: Literal["gaussian", "discrete-gaussian"] = setting("gaussian", "the kind of noise")
+    tuning_runs: float | None = setting(None, "mean number of runs of a counted search", low=1)
+    uncounted_search: bool = setting(False, "settings were chosen on these data and epsilon leaves it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """[training]: the optimisation."""
+
+    batch_size: int | None = setting(None, "expected units per step; absent: an eighth of them", low=1)
+    num_steps: int | None = setting(None, "updates; give this or num_epochs", low=1)
+    num_epochs: float | None = setting(None, "expected passes over the data", low=0)
+    optimizer: str = setting("SGD", "any of torch.optim, e.g. SGD, NAdam, AdamW")
+    learning_rate: float | None = setting(
+        None, "see normalised_update; absent: 1, on fixed features what the budget gives", low=0
+    )
+    optimizer_options: Mapping[str, Scalar] = options_table(
+        "its other arguments, e.g. momentum, weight_decay"
+    )
+    normalised_update: bool = setting(True, "divide the noisy sum by clip_norm too, as De et al. do")
+    ema_decay: float = setting(0.0, "decay of the averaged weights; 0 releases the last ones", low=0, high=1)
+    evaluate_every: int = setting(0, "steps between evaluations; 0: about ten in all", low=0)
+    early_stopping: int = setting(0, "evaluations without improvement before stopping; 0: never", low=0)
+    seed: int | None = setting(None, "reproducible and therefore NOT releasable", low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    """[schedule]: the learning rate over time."""
+
+    name: Literal["constant", "step", "cosine", "plateau"] = setting("constant", "its form")
+    factor: float = setting(0.5, "step, plateau: multiply the rate by this", low=0, high=1)
+    every_epochs: float = setting(5.0, "step: so many expected epochs between changes", low=0)
+    patience_epochs: float = setting(3.0, "plateau: epochs without a better public score", low=0)
+    final: float = setting(0.0, "cosine: last rate as a share of the first", low=0, high=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationSettings:
+    """[augmentation]: K views of each image, averaged before the one clip."""
+
+    views: int = setting(0, "K; 0 trains on the images as they are", low=0)
+    padding: int = setting(4, "pixels of mirror padding before the random crop", low=0)
+    flip: bool = setting(True, "horizontal flips")
+
+
+def check_mean_noise(value: float) -> None:
+    """Refuse noise so small that no accountant can say what it costs."""
+    if 0 < value < 1e-3:
+        raise ConfigError(
+            "bad-value",
+            f"features.mean_noise_multiplier is {value:g}.",
+            why="So little noise protects nobody.",
+            fix="Use 0 for no centring, or at least 0.001; 200 costs next to nothing.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSettings:
+    """[features]: the model's features are fixed and computed once; only what stands on them is trained."""
+
+    num_images: int = setting(12_000, "generated images that features are fitted on", low=50)
+    seed: int = setting(0, "of the generated images: public", low=0, high=2**31)
+    mean_noise_multiplier: float = setting(
+        200.0, "noise of the private mean row; 0: no centring", low=0, check=check_mean_noise
+    )
+    reference_steps: int = setting(60, "steps at ε = 1 on 50,000 units; scaled to the budget", low=1)
+    reference_rate: float = setting(20.0, "learning rate there; scaled to the budget", low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerformanceSettings:
+    """[performance]: cannot change epsilon; may differ on resume."""
+
+    microbatch_size: int | None = setting(None, "rows in memory at once; absent: from free memory", low=1)
+    device: str = setting("auto", "auto, cpu, cuda, cuda:1, mps")
+    save_every_seconds: float = setting(60.0, "time between saved states", low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One run, completely: what `recipe.toml` in the run's folder holds."""
+
+    data: DataSettings = field(default_factory=DataSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
+    features: FeatureSettings | None = None
+    pretraining: PretrainingSettings | None = None
+    performance: PerformanceSettings = field(default_factory=PerformanceSettings)
+
+    def __post_init__(self) -> None:
+        if self.training.num_steps is not None and self.training.num_epochs is not None:
+            raise ConfigError(
+                "steps-and-epochs",
+                f"num_steps = {self.training.num_steps} and num_epochs = {self.training.num_epochs} "
+                "both say how long to train",
+                fix="keep one of the two; --set training.num_epochs=none removes the recipe's",
+            )
+
+
+def recipe_from_toml(text: str, *, origin: str = "recipe") -> Recipe:
+    """Parse a recipe; ``origin`` is the file name that errors show."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("bad-toml", f"{origin}: {error}", fix="mend the TOML at that place") from error
+    return from_table(Recipe, table, origin=origin)
+
+
+def recipe_to_toml(recipe: Recipe) -> str:
+    """The recipe as TOML: every setting that has a value, with its meaning beside it."""
+    return to_toml(recipe)
+
+
+def with_settings(recipe: Recipe, assignments: Mapping[str, Any]) -> Recipe:
+    """A new recipe with ``{"section.key": value}`` replaced, names and types checked."""
+    table = to_table(recipe)
+    for path, value in assignments.items():
+        _check_path(path)
+        section, _, rest = path.partition(".")
+        target = table.setdefault(section, {})
+        *middle, last = rest.split(".")
+        for key in middle:
+            target = target.setdefault(key, {})
+        if value is None:
+            target.pop(last, None)
+        else:
+            target[last] = value
+    return from_table(Recipe, table, origin="--set")
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """``"training.batch_size=512"`` as a path and a TOML value; a bare word is a string, ``none`` removes."""
+    path, separator, raw = text.partition("=")
+    if not separator or "." not in path:
+        raise ConfigError(
+            "bad-assignment", f"{text!r} is not section.key=value", fix="for example privacy.clip_norm=1"
+        )
+    if raw.strip().lower() == "none":
+        return path.strip(), None
+    try:
+        return path.strip(), tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path.strip(), raw.strip()
+
+
+def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ, as ``{"section.key": (old, new)}``; [performance] may differ and is left out."""
+    changed = {}
+    for section in fields(Recipe):
+        if section.name == "performance":
+            continue
+        a, b = getattr(old, section.name), getattr(new, section.name)
+        if a is None or b is None:
+            if a is not b:
+                changed[section.name] = (a, b)
+            continue
+        for item in fields(a):
+            before, after = getattr(a, item.name), getattr(b, item.name)
+            if before != after:
+                changed[f"{section.name}.{item.name}"] = (before, after)
+    return changed
+
+
+def list_recipes() -> list[str]:
+    """Names of the recipes that ship inside the package, e.g. ``de2022/cifar10-wrn16-4-eps8``."""
+    root = resources.files("sfumato") / "recipes"
+    names = []
+    for folder in root.iterdir():
+        if folder.is_dir():
+            names += [
+                f"{folder.name}/{item.name.removesuffix('.toml')}"
+                for item in folder.iterdir()
+                if item.name.endswith(".toml")
+            ]
+    return sorted(names)
+
+
+def recipe_text(name: str) -> str:
+    """The TOML of a shipped recipe, or of a file."""
+    if name.endswith(".toml"):
+        try:
+            return Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("no-recipe", f"{name} cannot be read: {error}", fix="check the path") from error
+    known = list_recipes()
+    if name not in known:
+        raise ConfigError(
+            "no-recipe",
+            f"there is no recipe {name!r}. {did_you_mean(name, known)}".rstrip(),
+            fix="see `sfumato recipes list`, or give a file that ends in .toml",
+        )
+    return (resources.files("sfumato") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def load_recipe(name: str) -> Recipe:
+    """A shipped recipe by name, or any file that ends in ``.toml``."""
+    return recipe_from_toml(recipe_text(name), origin=name)
+
+
+def recipe_summary(text: str) -> str:
+    """The comment at the top of a recipe: paper, table, cost, command, expected result."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("#").strip())
+    return "\n".join(lines)
+
+
+def _check_path(path: str) -> None:
+    """Refuse a misspelt ``section.key`` even when its value is ``none``."""
+    kinds = typing.get_type_hints(Recipe)
+    section, _, rest = path.partition(".")
+    if section not in kinds:
+        raise unknown_key("--set", section, list(kinds))
+    names = [item.name for item in fields(without_none(kinds[section]))]
+    key = rest.partition(".")[0]
+    if key not in names:
+        raise unknown_key("--set", f"{section}.{key}", names)

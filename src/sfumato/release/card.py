@@ -1,0 +1,123 @@
+"""The model card: README.md of a release, for the person who receives the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sfumato.privacy.statement import round_up
+from sfumato.recipes.recipe import Recipe
+from sfumato.release.escaping import markdown
+from sfumato.training.evaluation import Scores
+
+
+def headline(privacy: Mapping[str, Any]) -> str:
+    """The guarantee in one line, for terminals and titles."""
+    if privacy["epsilon"] is None:
+        return "NO PRIVACY: trained without any guarantee"
+    line = f"ε = {round_up(privacy['epsilon'])}, δ = {privacy['delta']:g} for each {privacy['unit']}"
+    return line if privacy["releasable"] else f"{line}, NOT RELEASABLE (seeded randomness)"
+
+
+def model_card(
+    *, config: Mapping[str, Any], privacy: Mapping[str, Any], scores: Scores | None, recipe: Recipe
+) -> str:
+    """The card as Markdown."""
+    name = config["model"]["name"] or "own model"
+    sections = [
+        f"# {name} on {markdown(config['data'])}\n\n**{headline(privacy)}**",
+        "## Privacy\n\n" + privacy["statement"].replace("\n", "\n\n"),
+        _figures(privacy),
+        _accuracy(scores, guaranteed=privacy["epsilon"] is not None),
+        _use(config),
+        _training(config, recipe),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _figures(privacy: Mapping[str, Any]) -> str:
+    if privacy["epsilon"] is None:
+        return ""
+    rows = [
+        ("ε", round_up(privacy["epsilon"], 6)),
+        ("δ", f"{privacy['delta']:g}"),
+        ("what is protected", f"one {privacy['unit']}"),
+        ("neighbouring relation", privacy["neighbouring"]),
+        ("accountant", privacy["accountant"]),
+        ("μ (Gaussian DP)", "-" if privacy["mu_gdp"] is None else round_up(privacy["mu_gdp"])),
+        ("noise multiplier σ", f"{privacy['noise_multiplier']:.6g}"),
+        ("clip norm C", f"{privacy['clip_norm']:g}"),
+        ("sampling rate q", f"{privacy['sampling_rate']:.6g}"),
+        ("steps T", f"{privacy['num_steps']:,}"),
+        (f"{privacy['unit']}s N", f"{privacy['num_examples']:,}"),
+        ("may be released", "yes" if privacy["releasable"] else "**no**"),
+    ]
+    body = "\n".join(f"| {key} | {value} |" for key, value in rows)
+    return f"| | |\n|---|---|\n{body}\n\n{_recomputation(privacy)}"
+
+
+def _recomputation(privacy: Mapping[str, Any]) -> str:
+    """The command that gives ε again, with every setting that matters and in full precision."""
+    keys = ("num_examples", "batch_size", "noise_multiplier", "num_steps", "delta")
+    words = [f"--{key.replace('_', '-')} {privacy[key]!r}" for key in keys]
+    words += [f"--{key} {privacy[key]}" for key in ("accountant", "unit", "neighbouring", "mechanism")]
+    events = privacy["events"]
+    if privacy["tuning_runs"] is not None:
+        words.append(f"--tuning-runs {privacy['tuning_runs']!r}")
+        events = events[0]["events"]
+    if privacy["delta"] > 1 / privacy["num_examples"]:
+        words.append("--force")
+    text = f"To compute ε again:\n\n```\nsfumato budget {' '.join(words)}\n```"
+    if len(events) > 1:
+        text += (
+            f"\n\nThat leaves out {len(events) - 1} further noisy release(s) from the same data, which the ε "
+            "above counts too: `privacy.json` lists all under `events`."
+        )
+    return text
+
+
+def _accuracy(scores: Scores | None, *, guaranteed: bool) -> str:
+    if scores is None:
+        return (
+            "## Accuracy\n\nNot stated: there was no public test set, and scores on private images would be "
+            "a release of their own."
+        )
+    lines = [f"{100 * scores.accuracy:.2f} % of {scores.num_examples:,} test images are classified correctly"]
+    lines.append(f"(balanced over classes: {100 * scores.balanced_accuracy:.2f} %).")
+    if scores.top5_accuracy is not None:
+        lines.append(f"Top-5: {100 * scores.top5_accuracy:.2f} %.")
+    if scores.auc is not None:
+        lines.append(f"Area under the ROC curve: {scores.auc:.4f}.")
+    if guaranteed:
+        lines.append(
+            "The guarantee covers the training images only, not the test images behind these figures."
+        )
+    table = "\n".join(
+        f"| {markdown(name)} | {'-' if share is None else f'{100 * share:.1f} %'} |"
+        for name, share in scores.per_class.items()
+    )
+    return f"## Accuracy\n\n{' '.join(lines)}\n\n| class | recall |\n|---|---|\n{table}"
+
+
+def _use(config: Mapping[str, Any]) -> str:
+    own = "" if config["model"]["name"] else ", model=my_model"
+    return (
+        "## Use\n\n```python\nimport sfumato\n\n"
+        f'classifier = sfumato.load("release"{own})\n'
+        'for prediction in classifier.predict(["image.png"]):\n'
+        "    print(prediction.label, prediction.probability)\n```\n\n"
+        "or `sfumato predict release image.png`."
+    )
+
+
+def _training(config: Mapping[str, Any], recipe: Recipe) -> str:
+    size, channels = config["image_size"], "grey" if config["channels"] == 1 else "colour"
+    training = recipe.training
+    rate = f"{training.optimizer}, learning rate {training.learning_rate:g} ({recipe.schedule.name})"
+    views = recipe.augmentation.views
+    return (
+        f"## Training\n\n{len(config['classes'])} classes; {channels} images of {size} x {size} pixels, "
+        f"normalised with the public constants in config.json. {rate}; "
+        f"{f'{views} views per image' if views else 'no augmentation'}; weight average with decay "
+        f"{training.ema_decay:g}. Weights are safetensors; nothing in this folder is executable."
+    )

@@ -1,0 +1,165 @@
+"""The folder of a run: where each file lies, who may write to it, and when it may be created."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sfumato.errors import RunError
+from sfumato.files import write_text
+from sfumato.recipes.recipe import Recipe, differences, recipe_from_toml
+
+STATE_FILE = "state.safetensors"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """``runs/NAME``: public records above, ``release/`` for the world, ``state/`` for resuming only."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def release(self) -> Path:
+        return self.path / "release"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
+    @property
+    def pretraining(self) -> RunFolder:
+        """The first stage of a run in two stages: a run folder of its own."""
+        return RunFolder(self.path / "pretraining")
+
+    @property
+    def sensitive(self) -> Path:
+        return self.state / "sensitive.jsonl"
+
+    @property
+    def has_state(self) -> bool:
+        return (self.state / STATE_FILE).is_file()
+
+    def scores(self, *, sensitive: bool) -> Path:
+        """Where the final scores lie: beside the metrics, or in ``state/`` if they are sensitive."""
+        return (self.state if sensitive else self.path) / "scores.json"
+
+    def stored_recipe(self) -> Recipe:
+        """The recipe this run was started with."""
+        try:
+            return recipe_from_toml(self.recipe.read_text(encoding="utf-8"), origin=str(self.recipe))
+        except OSError as error:
+            raise RunError(
+                "no-run",
+                f"{self.path} holds no run that could be resumed",
+                fix="Check --out, or leave out --resume to start there.",
+            ) from error
+
+    def check_usable(self, recipe: Recipe, *, resume: bool) -> None:
+        """Refuse to overwrite a run, to resume none, or to resume under a changed recipe."""
+        if not resume:
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise RunError(
+                    "run-exists",
+                    f"{self.path} already exists",
+                    why="A run is never overwritten.",
+                    fix="Continue it with --resume, or give another --out.",
+                )
+            return
+        changed = differences(self.stored_recipe(), recipe)
+        if changed:
+            listed = ", ".join(f"{key} was {old!r}, now {new!r}" for key, (old, new) in changed.items())
+            raise RunError(
+                "changed-recipe",
+                f"{self.path} was started with another recipe: {listed}",
+                why="Steps already taken were accounted under the old one; the guarantee would not hold.",
+                fix="Resume without these changes, or start a new run with another --out.",
+            )
+
+    @contextlib.contextmanager
+    def opened(self, recipe_toml: str) -> Iterator[None]:
+        """Hold the folder alone; a new one is removed again if the run fails before its first state."""
+        created = [place for place in (self.path, *self.path.parents) if not place.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.state.mkdir(mode=0o700, exist_ok=True)
+            os.chmod(self.state, 0o700)  # mkdir's mode is subject to the umask, and the folder may be older
+        except OSError as error:
+            raise RunError(
+                "cannot-save", f"{self.path} cannot be created: {error}", fix="Give another --out."
+            ) from error
+        try:
+            with self._locked():
+                if not self.recipe.exists():
+                    write_text(self.recipe, recipe_toml)
+                yield
+        finally:
+            if self.path in created and not self.has_state and not self.pretraining.has_state:
+                shutil.rmtree(self.path, ignore_errors=True)
+                for parent in created[1:]:
+                    with contextlib.suppress(OSError):  # another run lies there by now
+                        parent.rmdir()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The lock goes with the process, so a killed run leaves none behind."""
+        with open(self.state / "lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RunError(
+                    "run-in-use",
+                    f"another process is working on {self.path}",
+                    fix="Wait for it, or stop it first.",
+                ) from error
+            yield
+
+
+def describe_environment() -> dict[str, Any]:
+    """Software and hardware, for ``environment.json``; no names of users or hosts."""
+    import torch
+
+    packages = ("torch", "numpy", "scipy", "dp-accounting", "safetensors", "pillow", "cryptography")
+    accelerator = torch.accelerator.current_accelerator()
+    return {
+        "sfumato": version("sfumato"),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in packages},
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _processor(),
+        "num_threads": torch.get_num_threads(),
+        "accelerator": None if accelerator is None else str(accelerator),
+        "command": " ".join(["sfumato", *sys.argv[1:]]) if sys.argv[0].endswith("sfumato") else None,
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

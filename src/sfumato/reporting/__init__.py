@@ -1,0 +1,1 @@
+"""Pages and plots of what runs may show."""

@@ -1,0 +1,100 @@
+"""What a run will take: time from a measured microbatch, memory from what is held. For ``--dry-run``."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.gradients.memory import bytes_per_row
+from sfumato.run.prepare import Prepared
+from sfumato.training.fixed_rows import FeatureViews, in_closed_form
+from sfumato.training.head import HeadSum, piece_rows
+from sfumato.training.inputs import Microbatch
+from sfumato.training.loop import clipped_total, plain_total
+
+_ROWS_TIMED = 8192  # of a head in closed form
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Seconds and bytes, to within about a third."""
+
+    seconds_per_step: float
+    seconds: float
+    memory_bytes: int
+    rows_per_step: int
+    microbatch_size: int
+
+
+def estimate(prepared: Prepared) -> Estimate:
+    """Measure one microbatch of noise and scale it up; no private image is used."""
+    views = max(1, prepared.views.count)
+    held = float(prepared.units.offsets.diff().clamp(max=prepared.units.max_images).double().mean())
+    rows_per_step = max(1, round(prepared.batch_size * held * views))
+    weights = sum(value.numel() * value.element_size() for value in prepared.model.parameters())
+    # weights, their average, the sum, its noise in double precision, and the optimizer's memory
+    memory = _resident() + 8 * weights
+    if prepared.plan is not None and in_closed_form(prepared.model, prepared.views, prepared.units):
+        rows = min(_ROWS_TIMED, rows_per_step)
+        seconds = _seconds_of_head(prepared, rows)
+        at_once = min(rows, piece_rows(prepared.model.head.in_features))
+        memory += prepared.views.features.numel() * prepared.views.features.element_size()
+    else:
+        at_once = rows = min(prepared.max_rows, rows_per_step)
+        inputs = _noise(prepared, rows)
+        seconds = _seconds_of(prepared, inputs)
+        memory += rows * bytes_per_row(prepared.model, inputs[:1])
+    per_step = seconds * rows_per_step / rows
+    return Estimate(
+        seconds_per_step=per_step,
+        seconds=per_step * prepared.num_steps,
+        memory_bytes=memory,
+        rows_per_step=rows_per_step,
+        microbatch_size=at_once,
+    )
+
+
+def _noise(prepared: Prepared, rows: int) -> Tensor:
+    """What a microbatch of the run looks like: images, or rows of fixed features."""
+    views, images = prepared.views, prepared.splits.train.images
+    shape = views.features.shape[1:] if isinstance(views, FeatureViews) else images.shape[1:]
+    return torch.randn(rows, *shape, device=prepared.device)
+
+
+def _seconds_of_head(prepared: Prepared, rows: int) -> float:
+    head = prepared.model.head
+    features = torch.randn(rows, head.in_features)
+    sums = HeadSum(features, torch.arange(rows) % head.out_features, num_classes=head.out_features)
+    for _ in range(2):
+        began = time.perf_counter()
+        sums(head.weight.detach(), head.bias.detach(), clip_norm=prepared.plan.clip_norm)
+    return time.perf_counter() - began
+
+
+def _seconds_of(prepared: Prepared, inputs: Tensor) -> float:
+    rows, classes = len(inputs), len(prepared.splits.train.classes)
+    part = Microbatch(
+        inputs=inputs,
+        targets=torch.arange(rows, device=prepared.device) % classes,
+        unit_index=torch.arange(rows, device=prepared.device),
+        num_units=rows,
+    )
+    for _ in range(2):  # the first call also chooses the engine's strategies
+        began = time.perf_counter()
+        if prepared.plan is None:
+            plain_total(prepared.model, [part])
+            prepared.model.zero_grad(set_to_none=True)
+        else:
+            clipped_total(prepared.model, [part], clip_norm=prepared.plan.clip_norm)
+    return time.perf_counter() - began
+
+
+def _resident() -> int:
+    """Bytes this process holds at its peak so far: libraries and data."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,100 @@
+"""How long a run trains, with which batches and which noise: what a recipe's budget gives for its units."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from sfumato.errors import ConfigError
+from sfumato.privacy.plan import Plan
+from sfumato.sampling import PoissonSampling
+from sfumato.training.fixed_rows import mean_events
+
+if TYPE_CHECKING:
+    from sfumato.recipes.recipe import Recipe
+    from sfumato.run.provenance import Beginning
+
+
+def build_plan(
+    recipe: Recipe, *, num_units: int, force: bool = False, beginning: Beginning | None = None
+) -> Plan | None:
+    """The plan that the recipe's budget gives for so many units; None without privacy.
+
+    What the weights of ``beginning`` cost the same images is part of the plan, and of its ε.
+    """
+    settings = recipe.privacy
+    if not settings.enabled:
+        return None
+    if settings.epsilon is None and settings.noise_multiplier is None:
+        raise ConfigError(
+            "no-budget",
+            "neither epsilon nor noise_multiplier is given",
+            why="How much privacy to keep is your decision; there is no safe default.",
+            fix="Give --epsilon (8 is weak, 3 medium, 1 strong), or --no-privacy for data that need none.",
+        )
+    batch_size, num_steps = planned_size(recipe, num_units)
+    delta = settings.delta if settings.delta is not None else default_delta(num_units)
+    shared = {
+        "delta": delta,
+        "num_examples": num_units,
+        "clip_norm": settings.clip_norm,
+        "unit": settings.unit,
+        "accountant": settings.accountant,
+        "neighbouring": settings.neighbouring,
+        "sampling": settings.sampling,
+        "mechanism": settings.mechanism,
+        "extra_events": mean_events(recipe.features) + (() if beginning is None else beginning.events),
+        "tuning_runs": settings.tuning_runs,
+        "uncounted_search": settings.uncounted_search,
+        "max_images_per_unit": settings.max_images_per_patient if settings.unit == "patient" else None,
+        "allow_large_delta": force,
+    }
+    if settings.epsilon is not None:
+        return Plan.calibrate(
+            epsilon=settings.epsilon,
+            batch_size=batch_size,
+            num_steps=num_steps,
+            noise_multiplier=settings.noise_multiplier,
+            **shared,
+        )
+    if batch_size is None or num_steps is None:
+        raise _no_steps()
+    return Plan(
+        batch_size=batch_size, num_steps=num_steps, noise_multiplier=settings.noise_multiplier, **shared
+    )
+
+
+def planned_size(recipe: Recipe, num_units: int) -> tuple[float | None, int | None]:
+    """Expected batch size and number of steps; None for the one that the budget has to determine."""
+    training, privacy = recipe.training, recipe.privacy
+    batch_size: float | None = training.batch_size
+    if privacy.enabled and privacy.sampling == "full":
+        batch_size = num_units if batch_size is None else batch_size
+    solve_batch = None not in (privacy.epsilon, privacy.noise_multiplier, training.num_steps)
+    if batch_size is None and not (privacy.enabled and solve_batch):
+        batch_size = max(1, math.ceil(num_units / 8))
+    num_steps = training.num_steps
+    if training.num_epochs is not None and batch_size is not None:
+        num_steps = max(1, round(training.num_epochs * num_units / batch_size))
+    return batch_size, num_steps
+
+
+def plain_sampler(recipe: Recipe, num_units: int) -> PoissonSampling:
+    """Batches for training without privacy."""
+    batch_size, num_steps = planned_size(recipe, num_units)
+    if num_steps is None:
+        raise _no_steps()
+    return PoissonSampling(sampling_rate=min(1.0, batch_size / num_units), num_steps=num_steps)
+
+
+def default_delta(num_units: int) -> float:
+    """The largest power of ten below 1 / num_units."""
+    return 10.0 ** (math.ceil(-math.log10(num_units)) - 1)
+
+
+def _no_steps() -> ConfigError:
+    return ConfigError(
+        "no-steps",
+        "the recipe does not say how long to train",
+        fix="Give training.num_steps or num_epochs.",
+    )

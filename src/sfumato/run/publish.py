@@ -1,0 +1,134 @@
+"""From trained weights to what is shown: final scores, ``release/``, ``environment.json`` and the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sfumato.files import write_json
+from sfumato.release.card import headline, model_card
+from sfumato.release.release import write_release
+from sfumato.release.run_folder import RunFolder, describe_environment
+from sfumato.reporting.report import write_report
+from sfumato.run.prepare import Prepared, Watcher, features_counter
+from sfumato.training.averaging import WeightAverage
+from sfumato.training.evaluation import Scores, evaluate
+
+NO_PRIVACY = (
+    "NO PRIVACY. This model was trained by ordinary SGD without clipping or noise. It carries no guarantee "
+    "for anybody whose images it was trained on and may reveal them. Do not publish it unless all training "
+    "images are public."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """A finished run."""
+
+    folder: Path
+    num_steps: int
+    privacy: dict[str, Any]
+    scores: Scores | None
+    scored_split: str | None
+    seconds: float
+
+
+def publish(
+    prepared: Prepared,
+    folder: RunFolder,
+    *,
+    average: WeightAverage,
+    num_steps: int,
+    seconds: float,
+    max_rows: int,
+    scores: Scores | None,
+    in_zoo: bool,
+    watcher: Watcher | None = None,
+) -> RunResult:
+    """Score the averaged weights (unless ``scores`` are theirs already), then write release and report.
+
+    Guarantee: only the weights, the plan and public settings go into ``release/``; scores go there if they
+    were measured on images that may be shown.
+    """
+    released = average.averaged(prepared.model)
+    scored = prepared.final
+    privacy = stated_privacy(prepared, num_steps=num_steps)
+    label = {"releasable": privacy["releasable"], "guarantee": headline(privacy)}  # in every file of its own
+    if scored is not None:
+        views = prepared.views
+        counter = features_counter(watcher, scored.split)
+        scores = scores or evaluate(
+            released, scored.images, mean=views.mean, std=views.std, on_progress=counter
+        )
+        shown = {"split": scored.split, "epsilon": privacy["epsilon"], **label, **scores.as_dict()}
+        write_json(folder.scores(sensitive=scored.sensitive), shown)
+    config = {**model_config(prepared, in_zoo=in_zoo), **label}
+    public = scores if scored is not None and not scored.sensitive else None
+    card = model_card(config=config, privacy=privacy, scores=public, recipe=prepared.recipe)
+    environment = {**describe_environment(), "seconds": seconds, "max_rows": max_rows}
+    write_json(folder.environment, environment)
+    write_release(folder.release, model=released, config=config, privacy=privacy, card=card)
+    write_report([folder.path], folder.report)
+    return RunResult(
+        folder=folder.path,
+        num_steps=num_steps,
+        privacy=privacy,
+        scores=scores,
+        scored_split=None if scored is None else scored.split,
+        seconds=seconds,
+    )
+
+
+def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, Any]:
+    """privacy.json: the guarantee of the whole plan, which a run that stopped early did not use up.
+
+    Stopping was decided by looking at the model, so the steps not taken count as if they had been:
+    composition bounds the plan, not a length chosen on the way.
+    """
+    privacy = (
+        no_privacy_statement(prepared)
+        if prepared.plan is None
+        else prepared.plan.statement(releasable=prepared.source.releasable).as_dict()
+    )
+    beginning = prepared.beginning
+    if beginning is not None:
+        privacy["statement"] += f"\n{beginning.text}"
+        origin = {"data": beginning.data, "public": beginning.public}
+        privacy["weights_from"] = {**origin, "unprotected": list(beginning.unprotected)}
+    if prepared.plan is None:
+        return privacy
+    if num_steps < prepared.num_steps:
+        privacy["statement"] += (
+            f"\nTraining stopped early after {num_steps:,} of these steps; ε counts them all."
+        )
+    return {**privacy, "num_steps_taken": num_steps}
+
+
+def model_config(prepared: Prepared, *, in_zoo: bool) -> dict[str, Any]:
+    """config.json: how to rebuild and feed the model."""
+    settings, train_set = prepared.recipe.model, prepared.splits.train
+    return {
+        "model": {"name": settings.name if in_zoo else None, "options": dict(settings.options)},
+        "classes": list(train_set.classes),
+        "image_size": train_set.images.shape[-1],
+        "channels": train_set.images.shape[1],
+        "mean": list(prepared.views.mean),
+        "std": list(prepared.views.std),
+        "fit": prepared.recipe.data.fit,
+        "data": train_set.name,
+    }
+
+
+def no_privacy_statement(prepared: Prepared) -> dict[str, Any]:
+    """privacy.json of a model that has no guarantee: the same keys, with nothing in them."""
+    absent = ("epsilon", "delta", "neighbouring", "accountant", "noise_multiplier", "clip_norm", "mu_gdp")
+    return {
+        **dict.fromkeys(absent),
+        "unit": prepared.recipe.privacy.unit,
+        "sampling_rate": prepared.sampler.sampling_rate,
+        "num_steps": prepared.num_steps,
+        "num_examples": len(prepared.units),
+        "releasable": False,
+        "statement": NO_PRIVACY,
+    }

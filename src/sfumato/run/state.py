@@ -1,0 +1,153 @@
+"""The state of an unfinished run: written whole or not at all, read without unpickling anything.
+
+Everything that defines where a run stands is in ONE file, so that one rename commits it. The logs beside it
+are only valid up to the lengths that the state names; on resume they are cut back to these, and so a run that
+was killed neither loses nor repeats a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sfumato.errors import RunError
+from sfumato.files import replacing
+from sfumato.release.run_folder import STATE_FILE
+from sfumato.training.averaging import WeightAverage
+
+_FORMAT = "1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """Weights, their average, the optimizer's memory, and the plain values that go with them."""
+
+    tensors: dict[str, Tensor]  # "model.…", "average.…", "optimizer.<parameter number>.<key>"
+    values: dict[str, Any]  # step, schedule, log lengths, fingerprint, plan: JSON
+
+    @classmethod
+    def capture(
+        cls,
+        model: nn.Module,
+        average: WeightAverage,
+        optimizer: torch.optim.Optimizer,
+        values: Mapping[str, Any],
+    ) -> RunState:
+        """The present state; tensors are referenced, not copied, so save it before the next step."""
+        tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in average.weights.items()}
+        plain: dict[str, Any] = {}
+        for number, memory in optimizer.state_dict()["state"].items():
+            for key, value in memory.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer.{number}.{key}"] = value
+                elif value is not None:
+                    plain[f"{number}.{key}"] = value
+        held = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
+        values = {**values, "average_updates": average.num_updates, "optimizer_values": plain}
+        return cls(tensors=held, values=values)
+
+    def restore(self, model: nn.Module, average: WeightAverage, optimizer: torch.optim.Optimizer) -> None:
+        """Put the captured values back, in place."""
+        model.load_state_dict(self._group("model."))
+        device = next(model.parameters()).device
+        average.weights = {name: value.to(device) for name, value in self._group("average.").items()}
+        average.num_updates = self.values["average_updates"]
+        memory: dict[int, dict[str, Any]] = {}
+        for name, value in [*self._group("optimizer.").items(), *self.values["optimizer_values"].items()]:
+            number, _, key = name.partition(".")
+            memory.setdefault(int(number), {})[key] = value
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": memory})
+
+    def _group(self, prefix: str) -> dict[str, Tensor]:
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self.tensors.items()
+            if name.startswith(prefix)
+        }
+
+
+def save_state(state: RunState, folder: Path) -> None:
+    """Replace the saved state.
+
+    Guarantee: after a crash at any instant the folder holds the old state or the new one, complete.
+    """
+    metadata = {"format": _FORMAT, "values": json.dumps(state.values)}
+    with replacing(folder / STATE_FILE) as temporary:
+        save_file(state.tensors, temporary, metadata=metadata)
+
+
+def load_state(folder: Path) -> RunState:
+    """Read what ``save_state`` wrote."""
+    path = folder / STATE_FILE
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+        if metadata.get("format") != _FORMAT:
+            raise ValueError(f"its format is {metadata.get('format')!r}, this version reads {_FORMAT!r}")
+        return RunState(tensors=tensors, values=json.loads(metadata["values"]))
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise RunError(
+            "no-state",
+            f"{path} cannot be read: {error}",
+            why="Without it the run cannot go on where it stopped.",
+            fix="Start anew with another --out, or restore the file.",
+        ) from error
+
+
+@dataclass
+class LineLog:
+    """A JSON-lines file that grows only when the state is committed."""
+
+    path: Path
+    length: int = 0  # bytes that belong to the committed state
+    waiting: list[str] = field(default_factory=list)
+
+    def add(self, record: Mapping[str, object]) -> None:
+        """Keep a line for the next commit."""
+        self.waiting.append(json.dumps(record, allow_nan=False) + "\n")
+
+    def write(self) -> int:
+        """Append what waits, durably; returns the file's new length, for the state to name."""
+        if self.waiting:
+            data = "".join(self.waiting).encode()
+            try:
+                with open(self.path, "r+b" if self.path.exists() else "wb") as file:
+                    file.truncate(self.length)  # a line of a state that was never committed
+                    file.seek(self.length)
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise RunError(
+                    "cannot-save",
+                    f"{self.path} could not be written: {error}",
+                    why="The disk may be full or read-only. What was saved before is untouched.",
+                    fix="Make room, then continue with --resume.",
+                ) from error
+            self.length += len(data)
+            self.waiting.clear()
+        return self.length
+
+    def cut_back(self, length: int) -> None:
+        """Forget lines behind ``length``: they belong to steps that will be done again."""
+        if length and (not self.path.exists() or self.path.stat().st_size < length):
+            raise RunError(
+                "damaged-log",
+                f"{self.path} is shorter than the saved state says ({length} bytes)",
+                fix="Restore the file, or start anew with another --out.",
+            )
+        if self.path.exists():
+            os.truncate(self.path, length)
+        self.length = length
+        self.waiting.clear()

@@ -1,0 +1,75 @@
+"""Units: every row of a unit together, bounded, and memory that does not grow with the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sfumato.errors import DataError
+from sfumato.training.inputs import Units, Views
+from small_runs import small_set
+
+VIEWS = Views(mean=(0.5,), std=(0.25,), count=3, padding=1, flip=True)
+CPU = torch.device("cpu")
+
+
+def batches_of(units, indices, *, views=VIEWS, max_rows=24, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return list(views.microbatches(units, indices, max_rows=max_rows, generator=generator, device=CPU))
+
+
+def test_patients_own_exactly_their_images():
+    data = small_set(50, seed=0, patients=7)
+    units = Units.patients(data, max_images=100)
+    assert len(units) == 7
+    for patient in range(7):
+        mine = units.choose(patient, torch.Generator())
+        assert set(mine.tolist()) == set((data.patients == patient).nonzero()[:, 0].tolist())
+
+
+def test_a_patient_counts_with_at_most_so_many_images_chosen_anew_each_time():
+    units = Units.patients(small_set(60, seed=0, patients=2), max_images=4)
+    generator = torch.Generator().manual_seed(0)
+    choices = {tuple(sorted(units.choose(0, generator).tolist())) for _ in range(20)}
+    assert {len(choice) for choice in choices} == {4}
+    assert len(choices) > 10
+
+
+def test_patients_need_a_patient_column():
+    with pytest.raises(DataError) as caught:
+        Units.patients(small_set(6, seed=0), max_images=1)
+    assert caught.value.code == "no-patients"
+
+
+@pytest.mark.parametrize("max_rows", [1, 7, 24, 1000])
+def test_microbatches_hold_whole_units_and_no_more_rows_than_allowed(max_rows):
+    units = Units.patients(small_set(50, seed=0, patients=9), max_images=3)
+    parts = batches_of(units, torch.arange(9), max_rows=max_rows)
+    assert sum(part.num_units for part in parts) == 9
+    for part in parts:
+        rows = torch.bincount(part.unit_index)
+        assert part.unit_index.max() == part.num_units - 1
+        assert len(part.inputs) <= max(max_rows, rows.max().item())  # one unit is never split
+        assert set(rows.tolist()) == {9}  # 3 images of 3 views
+
+
+def test_rows_carry_their_own_labels_and_pixels():
+    data = small_set(12, seed=0)
+    plain = Views(mean=(0.0,), std=(1.0,))
+    parts = batches_of(Units.images(data), torch.tensor([5, 2, 7]), views=plain, max_rows=2)
+    inputs, targets = torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts])
+    assert torch.equal(targets, data.labels[[5, 2, 7]])
+    assert torch.allclose(inputs, data.images[[5, 2, 7]].float() / 255)
+
+
+def test_views_of_one_unit_do_not_depend_on_other_units_images():
+    first, second = small_set(12, seed=0), small_set(12, seed=9)
+    second.images[3] = first.images[3]
+    parts = [batches_of(Units.images(data), torch.tensor([2, 3, 4]))[0] for data in (first, second)]
+    mine = parts[0].unit_index == 1
+    assert torch.equal(parts[0].inputs[mine], parts[1].inputs[mine])
+    assert not torch.equal(parts[0].inputs[~mine], parts[1].inputs[~mine])
+
+
+def test_an_empty_batch_gives_no_microbatch():
+    assert batches_of(Units.images(small_set(4, seed=0)), torch.zeros(0, dtype=torch.int64)) == []
