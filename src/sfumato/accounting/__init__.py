@@ -6,7 +6,7 @@ multiplier is relative to what one unit **adds** to the sum (the clip norm), und
 relations; replacing a unit can move the sum twice as far, and that is counted here.
 """
 
-from sfumato.accounting.accountants import needs_rdp, rough_epsilon
+from sfumato.accounting.accountants import ACCOUNTANTS, Curve, PrivacyAccountant
 from sfumato.accounting.calibration import solve_batch_size, solve_noise_multiplier, solve_num_steps
 from sfumato.accounting.curves import delta, epsilon, mu_clt, mu_gdp, trade_off
 from sfumato.accounting.events import (
@@ -22,11 +22,15 @@ from sfumato.accounting.events import (
     event_to_dict,
 )
 from sfumato.accounting.groups import group_epsilon
+from sfumato.accounting.renyi import needs_rdp, rough_epsilon
 
 __all__ = [
+    "ACCOUNTANTS",
     "Accountant",
+    "Curve",
     "Event",
     "Neighbouring",
+    "PrivacyAccountant",
     "SampledGaussian",
     "Selection",
     "check_budget",

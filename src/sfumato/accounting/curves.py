@@ -6,16 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from sfumato.accounting.accountants import (
-    check_accountant,
-    exact_mu,
-    gaussian_delta,
-    is_hopeless,
-    is_noiseless,
-    loss_distribution,
-    needs_rdp,
-    renyi_curve,
-)
+from sfumato.accounting.accountants import find_accountant, is_noiseless
 from sfumato.accounting.events import (
     Accountant,
     Event,
@@ -25,6 +16,8 @@ from sfumato.accounting.events import (
     check_epsilon,
     merge,
 )
+from sfumato.accounting.gaussian import exact_mu, gaussian_delta
+from sfumato.accounting.renyi import needs_rdp
 
 
 def epsilon(
@@ -46,21 +39,12 @@ def epsilon(
 def _epsilon(
     events: tuple[Event, ...], delta: float, accountant: Accountant, neighbouring: Neighbouring
 ) -> float:
-    check_accountant(events, accountant, neighbouring)
+    counted_by = find_accountant(events, accountant, neighbouring)
     if not events:
         return 0.0
     if is_noiseless(events):
         return math.inf
-    if accountant == "rdp":
-        return renyi_curve(events, neighbouring).epsilon(delta)
-    mu = exact_mu(events, neighbouring)
-    if mu is not None:
-        import dp_accounting
-
-        return float(dp_accounting.get_epsilon_gaussian(1.0 / mu, delta))
-    if is_hopeless(events, neighbouring):
-        return renyi_curve(events, neighbouring).epsilon(delta)
-    return float(loss_distribution(events, neighbouring).get_epsilon_for_delta(delta))
+    return counted_by.curve(events, neighbouring).epsilon(delta)
 
 
 def delta(
@@ -79,20 +63,12 @@ def _delta_curve(
     events: tuple[Event, ...], accountant: Accountant, neighbouring: Neighbouring
 ) -> Callable[[float], float]:
     """δ as a function of ε."""
-    check_accountant(events, accountant, neighbouring)
+    counted_by = find_accountant(events, accountant, neighbouring)
     if not events:
         return lambda epsilon: 0.0
     if is_noiseless(events):
         return lambda epsilon: 1.0
-    if accountant == "rdp":
-        return renyi_curve(events, neighbouring).delta
-    mu = exact_mu(events, neighbouring)
-    if mu is not None:
-        return lambda epsilon: gaussian_delta(epsilon, mu)
-    if is_hopeless(events, neighbouring):
-        return renyi_curve(events, neighbouring).delta
-    distribution = loss_distribution(events, neighbouring)
-    return lambda epsilon: float(distribution.get_delta_for_epsilon(epsilon))
+    return counted_by.curve(events, neighbouring).delta
 
 
 def mu_gdp(

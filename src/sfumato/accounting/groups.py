@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sfumato.accounting.accountants import discretisation, exact_mu, is_hopeless, is_noiseless
+from sfumato.accounting.accountants import is_noiseless
 from sfumato.accounting.curves import delta as delta_at
 from sfumato.accounting.events import Accountant, Event, Neighbouring, SampledGaussian, check_delta, merge
+from sfumato.accounting.gaussian import exact_mu
+from sfumato.accounting.loss_distributions import discretisation, is_hopeless
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from sfumato import accounting
-from sfumato.accounting import Accountant, Event, Neighbouring, SampledGaussian, Selection
+from sfumato.accounting import Accountant, Event, Neighbouring, Selection
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.privacy.noise_mechanisms import find_mechanism
+from sfumato.privacy.sampling_schemes import SCHEMES, Batches, Recorded, SamplingScheme, find_scheme
 from sfumato.privacy.statement import Statement, state
 
 if TYPE_CHECKING:
@@ -18,11 +20,26 @@ if TYPE_CHECKING:
 
     from sfumato.gradients import ClippedSum
     from sfumato.randomness import RandomSource
-    from sfumato.sampling import FullBatch, PoissonSampling
 
 __all__ = ["Plan", "Statement"]
 
 _CURVE_POINTS = 50
+
+
+class PlanSettings(TypedDict, total=False):
+    """The settings of a plan that have defaults: what ``Plan.calibrate`` passes on as it is."""
+
+    clip_norm: float
+    unit: Literal["image", "patient"]
+    accountant: Accountant
+    neighbouring: Neighbouring
+    sampling: str | SamplingScheme
+    mechanism: str
+    extra_events: tuple[Event, ...]
+    tuning_runs: float | None
+    uncounted_search: bool
+    max_images_per_unit: int | None
+    allow_large_delta: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +59,8 @@ class Plan:
     unit: Literal["image", "patient"] = "image"
     accountant: Accountant = "pld"
     neighbouring: Neighbouring = "add-or-remove"
-    sampling: Literal["poisson", "full"] = "poisson"
-    mechanism: Literal["gaussian", "discrete-gaussian"] = "gaussian"
+    sampling: str | SamplingScheme = "poisson"  # a name of sampling_schemes, or a scheme of your own
+    mechanism: str = "gaussian"  # a name of noise_mechanisms
     extra_events: tuple[Event, ...] = ()  # other releases from the same data, such as a private mean
     tuning_runs: float | None = None  # mean number of runs of a counted search (geometric); None: no search
     uncounted_search: bool = False  # settings chosen on the same data at a cost that ε leaves out
@@ -63,24 +80,14 @@ class Plan:
         batch_size: float | None = None,
         num_steps: int | None = None,
         noise_multiplier: float | None = None,
-        clip_norm: float = 1.0,
-        unit: Literal["image", "patient"] = "image",
-        accountant: Accountant = "pld",
-        neighbouring: Neighbouring = "add-or-remove",
-        sampling: Literal["poisson", "full"] = "poisson",
-        mechanism: Literal["gaussian", "discrete-gaussian"] = "gaussian",
-        extra_events: tuple[Event, ...] = (),
-        tuning_runs: float | None = None,
-        uncounted_search: bool = False,
-        max_images_per_unit: int | None = None,
-        allow_large_delta: bool = False,
+        **settings: Unpack[PlanSettings],
     ) -> Plan:
         """The plan that spends ``epsilon``: finds the one of batch size, steps and noise that is not given.
 
         Guarantee: ``plan.epsilon <= epsilon``.
         """
-        if sampling == "full" and batch_size is None:
-            batch_size = num_examples
+        if batch_size is None:
+            batch_size = find_scheme(settings.get("sampling", "poisson")).default_batch_size(num_examples)
         given = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier}
         missing = [name for name, value in given.items() if value is None]
         if len(missing) != 1:
@@ -91,18 +98,8 @@ class Plan:
             batch_size=1 if batch_size is None else batch_size,
             num_steps=1 if num_steps is None else num_steps,
             noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
-            clip_norm=clip_norm,
             delta=delta,
-            unit=unit,
-            accountant=accountant,
-            neighbouring=neighbouring,
-            sampling=sampling,
-            mechanism=mechanism,
-            extra_events=extra_events,
-            tuning_runs=tuning_runs,
-            uncounted_search=uncounted_search,
-            max_images_per_unit=max_images_per_unit,
-            allow_large_delta=allow_large_delta,
+            **settings,
         )
         return draft._solved(missing[0], epsilon)
 
@@ -136,29 +133,23 @@ class Plan:
     @property
     def sampling_rate(self) -> float:
         """q: the probability of each unit to be in a step."""
-        return 1.0 if self.sampling == "full" else self.batch_size / self.num_examples
+        return self._scheme.sampling_rate(self.batch_size, self.num_examples)
+
+    @property
+    def _scheme(self) -> SamplingScheme:
+        return find_scheme(self.sampling)
 
     def events(self, num_steps: int | None = None) -> tuple[Event, ...]:
         """Everything that touches the private data, up to a step or to the end."""
-        steps = SampledGaussian(
-            noise_multiplier=self.noise_multiplier / self._rounding,
+        steps = self._scheme.event(
+            find_mechanism(self.mechanism).event(self.noise_multiplier),
             sampling_rate=self.sampling_rate,
             num_steps=self.num_steps if num_steps is None else num_steps,
-            discrete=self.mechanism == "discrete-gaussian",
         )
         events: tuple[Event, ...] = (*self.extra_events, steps)
         if self.tuning_runs is None:
             return events
         return (Selection(events=events, mean_runs=self.tuning_runs),)
-
-    @property
-    def _rounding(self) -> float:
-        """What rounding the sum before discrete noise does to its sensitivity."""
-        if self.mechanism == "gaussian":
-            return 1.0
-        from sfumato.discrete_gaussian import ROUNDING
-
-        return 1.0 + ROUNDING
 
     @cached_property
     def epsilon(self) -> float:
@@ -198,13 +189,9 @@ class Plan:
         """μ of Gaussian DP: exact for full batches, else fitted to the curve (see ``accounting.mu_gdp``)."""
         return accounting.mu_gdp(self.events(), delta=self.delta, neighbouring=self.neighbouring)[0]
 
-    def sampler(self) -> PoissonSampling | FullBatch:
+    def sampler(self) -> Batches:
         """The batches, as they are accounted."""
-        from sfumato.sampling import FullBatch, PoissonSampling
-
-        if self.sampling == "full":
-            return FullBatch(num_steps=self.num_steps)
-        return PoissonSampling(sampling_rate=self.sampling_rate, num_steps=self.num_steps)
+        return self._scheme.batches(sampling_rate=self.sampling_rate, num_steps=self.num_steps)
 
     def noise(self, total: ClippedSum, *, source: RandomSource, step: int) -> dict[str, Tensor]:
         """The sum with the plan's noise. Call once per step, after adding up microbatches and ranks.
@@ -219,16 +206,8 @@ class Plan:
                 why="The noise would be too small for what it has to hide.",
                 fix="Clip with the plan's clip_norm.",
             )
-        stddev = self.noise_multiplier * total.sensitivity
-        if self.mechanism == "discrete-gaussian":
-            from sfumato.discrete_gaussian import add_discrete_noise
-
-            return add_discrete_noise(
-                total.gradients, stddev=stddev, sensitivity=total.sensitivity, source=source, step=step
-            )
-        from sfumato.noise import add_noise
-
-        return add_noise(total.gradients, stddev=stddev, source=source, step=step)
+        mechanism = find_mechanism(self.mechanism)
+        return mechanism.add(total, noise_multiplier=self.noise_multiplier, source=source, step=step)
 
     def statement(self, *, releasable: bool = True, images_per_person: int | None = None) -> Statement:
         """The guarantee in whole sentences; ``images_per_person``: the most that any one person has."""
@@ -236,9 +215,26 @@ class Plan:
 
     def as_dict(self) -> dict[str, object]:
         """All fields as JSON values."""
-        values = asdict(self)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["extra_events"] = [accounting.event_to_dict(event) for event in self.extra_events]
+        scheme = self._scheme
+        values["sampling"] = scheme.name
+        if SCHEMES.get(scheme.name) is not scheme:  # not one of ours: what a reader needs to count it
+            values["sampling"] = {
+                "name": scheme.name,
+                "rate": self.sampling_rate,
+                "text": self.sampling_sentence(),
+            }
         return values
+
+    def sampling_sentence(self) -> str:
+        """How the units of a step are drawn, in words."""
+        return self._scheme.sentence(
+            unit=self.unit,
+            units=f"{self.unit}s",
+            num_examples=self.num_examples,
+            batch_size=self.batch_size,
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Plan:
@@ -250,7 +246,9 @@ class Plan:
                 "unknown-plan-field", f"{unknown[0]!r} is not a field of a plan.", fix="Update sfumato."
             )
         events = tuple(accounting.event_from_dict(event) for event in values.get("extra_events", ()))
-        return cls(**{**values, "extra_events": events})
+        sampling = values.get("sampling", "poisson")
+        scheme = Recorded(**sampling) if isinstance(sampling, Mapping) else sampling
+        return cls(**{**values, "extra_events": events, "sampling": scheme})
 
 
 def _check_plan(plan: Plan) -> None:
@@ -263,12 +261,6 @@ def _check_plan(plan: Plan) -> None:
             "batch-size-out-of-range",
             f"batch_size is {plan.batch_size}, but there are {plan.num_examples} units.",
             fix="Give an expected batch size between 1 and the number of units.",
-        )
-    if plan.sampling == "full" and plan.batch_size != plan.num_examples:
-        raise ConfigError(
-            "batch-size-out-of-range",
-            f"batch_size is {plan.batch_size}, but a full batch has all {plan.num_examples} units.",
-            fix="Leave batch_size out, or use poisson sampling.",
         )
     if not (math.isfinite(plan.clip_norm) and plan.clip_norm > 0):
         raise ConfigError(
@@ -306,9 +298,7 @@ def _check_plan(plan: Plan) -> None:
 
 _CHOICES = {
     "unit": ("image", "patient"),
-    "sampling": ("poisson", "full"),
-    "mechanism": ("gaussian", "discrete-gaussian"),
-    "accountant": ("pld", "rdp"),
+    "accountant": tuple(accounting.ACCOUNTANTS),
     "neighbouring": ("add-or-remove", "replace-one"),
 }
 

@@ -8,13 +8,14 @@ from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING
 
 from sfumato import accounting
+from sfumato.privacy.noise_mechanisms import find_mechanism
+from sfumato.privacy.sampling_schemes import find_scheme
 
 if TYPE_CHECKING:
     from sfumato.privacy.plan import Plan
 
 FALSE_ALARMS = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5)  # where the trade-off curve is stated
 _PLURAL = {"image": "images", "patient": "patients"}
-_ACCOUNTANTS = {"pld": "privacy loss distributions", "rdp": "Rényi differential privacy"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def state(plan: Plan, *, releasable: bool, images_per_person: int | None) -> Sta
         "accountant": plan.accountant,
         "noise_multiplier": plan.noise_multiplier,
         "clip_norm": plan.clip_norm,
-        "sampling": plan.sampling,
+        "sampling": find_scheme(plan.sampling).name,
         "sampling_rate": plan.sampling_rate,
         "batch_size": plan.batch_size,
         "num_steps": plan.num_steps,
@@ -111,15 +112,8 @@ def round_up(value: float, digits: int = 4) -> str:
 
 
 def _run(plan: Plan) -> str:
-    many = _PLURAL[plan.unit]
-    if plan.sampling == "full":
-        batch = f"each on all {plan.num_examples:,} {many}"
-    else:
-        batch = (
-            f"each on a Poisson sample of the {plan.num_examples:,} {many}, every {plan.unit} taken with "
-            f"probability {plan.sampling_rate:.4g} ({plan.batch_size:,g} expected)"
-        )
-    noise = "discrete Gaussian" if plan.mechanism == "discrete-gaussian" else "Gaussian"
+    batch = plan.sampling_sentence()
+    noise = find_mechanism(plan.mechanism).words
     bound = ""
     if plan.unit == "patient" and plan.max_images_per_unit:
         bound = f" (the mean over at most {plan.max_images_per_unit} of their images in a step)"
@@ -145,9 +139,10 @@ def _guarantee(plan: Plan, mu: float, kind: str, error: float) -> str:
         "replace-one": f"one {plan.unit} is replaced by another in",
     }[plan.neighbouring]
     gdp = "exactly" if kind == "exact" else "about"
+    method = accounting.ACCOUNTANTS[plan.accountant].title
     return (
         f"Its weights are (ε = {round_up(plan.epsilon)}, δ = {plan.delta:g})-differentially private when "
-        f"{change} the training data, by {_ACCOUNTANTS[plan.accountant]} ({plan.accountant}), {gdp} μ = "
+        f"{change} the training data, by {method} ({plan.accountant}), {gdp} μ = "
         f"{round_up(mu)} in Gaussian differential privacy. Whoever tests from the model whether a certain "
         f"{plan.unit} was in the training data, and wrongly accuses 1 % of those that were not, finds at "
         f"most {round_up(100 * (1 - error), 3)} % of those that were."
@@ -202,11 +197,9 @@ def _assumes(plan: Plan) -> tuple[str, ...]:
         "Nothing but the released files is published: losses, norms and the state folder stay private.",
         "The operating system's entropy and AES are sound.",
     ]
-    if plan.mechanism == "gaussian":
-        assumptions.append(
-            "Sums are computed in floating point; noisy sums are rounded to a lattice so that their low "
-            "bits reveal nothing."
-        )
+    numeric = find_mechanism(plan.mechanism).assumption
+    if numeric is not None:
+        assumptions.append(numeric)
     if plan.delta > 1 / plan.num_examples:
         assumptions.append(
             f"δ = {plan.delta:g} is above 1/{plan.num_examples}: that it is so large was accepted explicitly."
