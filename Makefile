@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint mutants clean
+.PHONY: demo test lint docs mutants clean
 
 demo: .venv/installed
 	$(BIN)/sfumato demo
@@ -13,6 +13,10 @@ test: .venv/installed-dev
 # Twelve planted faults, each of which the tests must find.
 mutants: .venv/installed-dev
 	$(BIN)/python attacks/mutants.py
+
+# The documents and the reference as pages in site/, readable offline; a warning is an error.
+docs: .venv/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

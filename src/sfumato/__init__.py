@@ -1,23 +1,46 @@
 """Sfumato: image classifiers trained under differential privacy.
 
-Names are imported on first use, so that ``import sfumato`` does not wait for torch.
+The front door: whatever a user needs is importable from here. Names are imported on first use, so that
+``import sfumato`` does not wait for torch; editors and type checkers see them as ordinary imports.
 """
 
 from __future__ import annotations
 
 import importlib
 from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sfumato import accounting, data, doctor, gradients, layers, models, noise, privacy, run, sampling
+    from sfumato.data import load_data
+    from sfumato.errors import ConfigError, DataError, ModelError, PrivacyError, RunError, SfumatoError
+    from sfumato.gradients import ClippedSum, clipped_sum
+    from sfumato.ledger import Ledger
+    from sfumato.models import create_model, list_models, make_private_ready
+    from sfumato.privacy import Plan
+    from sfumato.randomness import SecureSource, SeededSource
+    from sfumato.recipes import Recipe, load_recipe
+    from sfumato.release.release import load
+    from sfumato.run import train
+    from sfumato.training import fit
 
 __version__ = version("sfumato")
 
-_PUBLIC = {
+_HOMES = {
     "clipped_sum": "gradients",
     "ClippedSum": "gradients",
     "create_model": "models",
     "list_models": "models",
     "make_private_ready": "models",
     "load_data": "data",
+    "load_recipe": "recipes",
+    "Recipe": "recipes",
     "Plan": "privacy",
+    "Ledger": "ledger",
+    "SecureSource": "randomness",
+    "SeededSource": "randomness",
+    "fit": "training",
+    "train": "run",
     "load": "release.release",
     "ConfigError": "errors",
     "DataError": "errors",
@@ -26,15 +49,47 @@ _PUBLIC = {
     "RunError": "errors",
     "SfumatoError": "errors",
 }
-_MODULES = ("accounting", "data", "doctor", "gradients", "layers", "models", "noise", "privacy", "sampling")
 
-__all__ = [*_PUBLIC, *_MODULES, "__version__"]
+__all__ = [
+    "ClippedSum",
+    "ConfigError",
+    "DataError",
+    "Ledger",
+    "ModelError",
+    "Plan",
+    "PrivacyError",
+    "Recipe",
+    "RunError",
+    "SecureSource",
+    "SeededSource",
+    "SfumatoError",
+    "__version__",
+    "accounting",
+    "clipped_sum",
+    "create_model",
+    "data",
+    "doctor",
+    "fit",
+    "gradients",
+    "layers",
+    "list_models",
+    "load",
+    "load_data",
+    "load_recipe",
+    "make_private_ready",
+    "models",
+    "noise",
+    "privacy",
+    "run",
+    "sampling",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(f"sfumato.{_PUBLIC[name]}"), name)
-    if name in _MODULES:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"sfumato.{_HOMES[name]}"), name)
+    if name in __all__:
         return importlib.import_module(f"sfumato.{name}")
     raise AttributeError(f"module 'sfumato' has no attribute {name!r}")
 

@@ -6,8 +6,16 @@ Names are imported on first use, so that ``sfumato data list`` does not wait for
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
-_PUBLIC = {
+if TYPE_CHECKING:
+    from sfumato.data.augmentation import augment, normalisation_for, normalise
+    from sfumato.data.images import DataSplits, ImageSet, carve_validation
+    from sfumato.data.known import KNOWN_SETS
+    from sfumato.data.loading import load_data
+    from sfumato.data.overlap import duplicate_images, shared_images, shared_patients
+
+_HOMES = {
     "ImageSet": "images",
     "DataSplits": "images",
     "carve_validation": "images",
@@ -21,12 +29,24 @@ _PUBLIC = {
     "KNOWN_SETS": "known",
 }
 
-__all__ = list(_PUBLIC)
+__all__ = [
+    "KNOWN_SETS",
+    "DataSplits",
+    "ImageSet",
+    "augment",
+    "carve_validation",
+    "duplicate_images",
+    "load_data",
+    "normalisation_for",
+    "normalise",
+    "shared_images",
+    "shared_patients",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(f"sfumato.data.{_PUBLIC[name]}"), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"sfumato.data.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'sfumato.data' has no attribute {name!r}")
 
 

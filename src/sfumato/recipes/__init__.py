@@ -1,5 +1,5 @@
 """Recipes: every setting of a run in one file, those of the papers among them."""
 
-from sfumato.recipes.recipe import Recipe
+from sfumato.recipes.recipe import Recipe, load_recipe
 
-__all__ = ["Recipe"]
+__all__ = ["Recipe", "load_recipe"]
