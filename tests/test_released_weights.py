@@ -32,7 +32,7 @@ from sfumato.training import loop
 
 UNITS, SIDE, RATE = 12, 4, 1e-3
 LIGHT = SIDE * SIDE // 2  # pixels of the upper half
-RUNS, RUNS_OF_A_CONTROL = 100, 30  # on each side
+RUNS, RUNS_OF_A_CONTROL = 150, 30  # on each side
 FALSE_ALARM = 1e-6  # of each check, two-sided
 
 Stated = dict[str, float]
@@ -82,7 +82,7 @@ def recipe(sampling: str) -> Recipe:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole runs, but for what only costs time: syncing, software versions, the report, ε of the same plan."""
+    """Whole runs, but for what only costs time: syncing, software versions, report, ε of one plan."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr(publish, "describe_environment", dict)
     monkeypatch.setattr(publish, "write_report", lambda folders, target: None)

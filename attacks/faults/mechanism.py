@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from pytest import MonkeyPatch  # noqa: PT013
 
 LOOP = "sfumato.training.loop:fit"
+SENSITIVITY = "mechanism/test_sensitivity.py::test_one_unit_moves_the_sum_by_at_most_the_clip_norm"
+SCALE = "privacy/test_privacy.py::test_noise_has_the_multiplier_times_the_sensitivity_of_the_sum"
 
 
-@fault("clip-after-averaging", tests=("mechanism/test_sensitivity.py", "training/test_training.py"))
+@fault("clip-after-averaging", tests=(SENSITIVITY,))
 def clip_after_averaging(patch: MonkeyPatch) -> None:
     import torch
 
@@ -29,12 +31,12 @@ def clip_after_averaging(patch: MonkeyPatch) -> None:
     patch.setattr(FlatClipping, "factors", factors)
 
 
-@fault("wrong-divisor", tests=("training/test_training.py",))
+@fault("wrong-divisor", tests=("training/test_training.py::test_fit_is_algorithm_1",))
 def wrong_divisor(patch: MonkeyPatch) -> None:
     rewrite(patch, LOOP, "scale=1 / divisor", "scale=plan.batch_size / max(1, len(indices)) / divisor")
 
 
-@fault("noise-before-clipping", tests=("privacy/test_privacy.py",))
+@fault("noise-before-clipping", tests=(SCALE,))
 def noise_before_clipping(patch: MonkeyPatch) -> None:
     from sfumato.privacy.plan import Plan
 
@@ -48,7 +50,7 @@ def noise_before_clipping(patch: MonkeyPatch) -> None:
     patch.setattr(Plan, "noise", noise)
 
 
-@fault("half-noise", tests=("privacy/test_privacy.py",))
+@fault("half-noise", tests=(SCALE,))
 def half_noise(patch: MonkeyPatch) -> None:
     from sfumato.privacy.plan import Plan
 
@@ -61,7 +63,10 @@ def half_noise(patch: MonkeyPatch) -> None:
     patch.setattr(Plan, "noise", noise)
 
 
-@fault("noise-per-microbatch", tests=("training/test_training.py",))
+@fault(
+    "noise-per-microbatch",
+    tests=("training/test_training.py::test_microbatches_change_neither_the_sum_nor_the_noise",),
+)
 def noise_per_microbatch(patch: MonkeyPatch) -> None:
     once = "        noisy = plan.noise(total, source=source, step=step)\n"
     rewrite(
@@ -74,7 +79,7 @@ def noise_per_microbatch(patch: MonkeyPatch) -> None:
     )
 
 
-@fault("wrong-sampling-rate", tests=("privacy/test_privacy.py",))
+@fault("wrong-sampling-rate", tests=("privacy/test_privacy.py::test_the_sampler_draws_as_the_plan_accounts",))
 def wrong_sampling_rate(patch: MonkeyPatch) -> None:
     from sfumato.privacy.plan import Plan
 
@@ -87,7 +92,7 @@ def wrong_sampling_rate(patch: MonkeyPatch) -> None:
     patch.setattr(Plan, "sampler", sampler)
 
 
-@fault("missing-parameter", tests=("mechanism/test_sensitivity.py",))
+@fault("missing-parameter", tests=(SENSITIVITY,))
 def missing_parameter(patch: MonkeyPatch) -> None:
     import torch
 
@@ -103,7 +108,7 @@ def missing_parameter(patch: MonkeyPatch) -> None:
     patch.setattr(FlatClipping, "factors", factors)
 
 
-@fault("nan-passes", tests=("mechanism/test_sensitivity.py",))
+@fault("nan-passes", tests=(SENSITIVITY,))
 def nan_passes(patch: MonkeyPatch) -> None:
     from sfumato.gradients import clipping
 
@@ -113,7 +118,10 @@ def nan_passes(patch: MonkeyPatch) -> None:
     patch.setattr(clipping, "clip_factors", clip_factors)
 
 
-@fault("average-of-raw-gradients", tests=("training/test_training.py", "test_invariants.py"))
+@fault(
+    "average-of-raw-gradients",
+    tests=("test_invariants.py::test_the_average_sees_noisy_weights_and_nothing_else",),
+)
 def average_of_raw_gradients(patch: MonkeyPatch) -> None:
     update = "        average.update(model)\n"
     rewrite(
@@ -125,7 +133,7 @@ def average_of_raw_gradients(patch: MonkeyPatch) -> None:
     )
 
 
-@fault("seed-reuse-on-resume", tests=("mechanism/test_randomness.py", "mechanism/test_noise.py"))
+@fault("seed-reuse-on-resume", tests=("mechanism/test_randomness.py",))
 def seed_reuse_on_resume(patch: MonkeyPatch) -> None:
     from sfumato import randomness
 
@@ -136,7 +144,7 @@ def seed_reuse_on_resume(patch: MonkeyPatch) -> None:
     patch.setattr(randomness.SecureSource, "_rekey", rekey)
 
 
-@fault("one-rank-without-noise", tests=("test_invariants.py",))
+@fault("one-rank-without-noise", tests=("test_invariants.py::test_noise_is_there_on_every_rank",))
 def one_rank_without_noise(patch: MonkeyPatch) -> None:
     from sfumato.privacy.plan import Plan
 
@@ -150,7 +158,7 @@ def one_rank_without_noise(patch: MonkeyPatch) -> None:
     patch.setattr(Plan, "noise", noise)
 
 
-@fault("view-wise-clipping", tests=("training/test_training.py", "test_invariants.py"))
+@fault("view-wise-clipping", tests=("training/test_training.py::test_a_patient_moves_the_model_as_one_unit",))
 def view_wise_clipping(patch: MonkeyPatch) -> None:
     from sfumato.training import loop
 
@@ -162,14 +170,20 @@ def view_wise_clipping(patch: MonkeyPatch) -> None:
     )
 
 
-@fault("spending-after-use", tests=("training/test_training.py", "test_invariants.py"))
+@fault(
+    "spending-after-use",
+    tests=("training/test_training.py::test_spending_returns_before_the_update_is_used",),
+)
 def spending_after_use(patch: MonkeyPatch) -> None:
     rewrite(patch, LOOP, "spend(step + 1)", "pass")
     update = "        average.update(model)\n"
     rewrite(patch, LOOP, update, update + "        spend(step + 1)\n")
 
 
-@fault("ledger-records-one-less", tests=("ledger/test_ledger.py",))
+@fault(
+    "ledger-records-one-less",
+    tests=("ledger/test_ledger.py::test_what_is_spent_is_on_record_before_the_call_returns",),
+)
 def ledger_records_one_less(patch: MonkeyPatch) -> None:
     from sfumato.ledger.ledger import Ledger
 
@@ -182,17 +196,25 @@ def ledger_records_one_less(patch: MonkeyPatch) -> None:
     patch.setattr(Ledger, "_store", store)
 
 
-@fault("copied-folder-spends-in-the-shadow", tests=("ledger/test_ledger.py",))
+@fault(
+    "copied-folder-spends-in-the-shadow",
+    tests=("ledger/test_ledger.py::test_a_copied_run_folder_is_paid_for_as_a_run_of_its_own",),
+)
 def copied_folder_spends_in_the_shadow(patch: MonkeyPatch) -> None:
     rewrite(patch, "sfumato.ledger.ledger:Ledger._resumed", 'row["lease"] not in copy["leases"]', "False")
 
 
-@fault("low-bits-of-the-sum", tests=("mechanism/test_noise.py",))
+@fault(
+    "low-bits-of-the-sum", tests=("mechanism/test_noise.py::test_every_result_lies_on_the_public_lattice",)
+)
 def low_bits_of_the_sum(patch: MonkeyPatch) -> None:
     rewrite(patch, "sfumato.noise:add_noise", ".round_()", "")
 
 
-@fault("tail-cut-at-eight", tests=("mechanism/test_noise.py",))
+@fault(
+    "tail-cut-at-eight",
+    tests=("mechanism/test_noise.py::test_the_far_tail_is_exact_where_no_sample_will_ever_reach",),
+)
 def tail_cut_at_eight(patch: MonkeyPatch) -> None:
     from sfumato import noise
 
@@ -205,7 +227,10 @@ def tail_cut_at_eight(patch: MonkeyPatch) -> None:
     patch.setattr(noise, "_box_muller", box_muller)
 
 
-@fault("replacing-counted-as-removing", tests=("accounting/test_accounting.py",))
+@fault(
+    "replacing-counted-as-removing",
+    tests=("accounting/test_accounting.py::test_one_step_agrees_with_numeric_integration",),
+)
 def replacing_counted_as_removing(patch: MonkeyPatch) -> None:
     from sfumato.accounting import accountants
 
@@ -217,7 +242,10 @@ def replacing_counted_as_removing(patch: MonkeyPatch) -> None:
     )
 
 
-@fault("batch-norm-accepted", tests=("doctor/test_doctor.py",))
+@fault(
+    "batch-norm-accepted",
+    tests=("doctor/test_doctor.py::test_a_model_that_mixes_examples_is_refused_and_the_layer_is_named",),
+)
 def batch_norm_accepted(patch: MonkeyPatch) -> None:
     from sfumato.doctor import model_checks
 
