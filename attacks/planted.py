@@ -39,6 +39,11 @@ def plant() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before the tests are collected, so that they import what is patched."""
+    from hypothesis import settings
+
+    # The same examples each time, so that a verdict is not a matter of luck; and none kept for later tests.
+    settings.register_profile("planted", derandomize=True, database=None)
+    settings.load_profile("planted")
     plant()
     paths = [ROOT / "attacks" / "children", ROOT / "attacks", ROOT / "src"]
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, paths))  # for programs that the tests start

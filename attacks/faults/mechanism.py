@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pytest import MonkeyPatch  # noqa: PT013
 
 LOOP = "sfumato.training.loop:fit"
-SENSITIVITY = "mechanism/test_sensitivity.py::test_one_unit_moves_the_sum_by_at_most_the_clip_norm"
+SENSITIVITY = "mechanism/test_sensitivity.py::test_the_sum_by_hand_and_ours_are_equal_and_both_bounded"
 SCALE = "privacy/test_privacy.py::test_noise_has_the_multiplier_times_the_sensitivity_of_the_sum"
 
 
