@@ -10,7 +10,7 @@ demo: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/python -m pytest
 
-# Twelve planted faults, each of which the tests must find.
+# Planted faults, each of which the tests must find: all of them, some minutes.
 mutants: .venv/installed-dev
 	$(BIN)/python attacks/mutants.py
 

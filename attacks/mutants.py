@@ -1,256 +1,143 @@
-"""Faults planted into a copy of the code, one at a time: the test suite must find every one of them.
+"""Faults planted into the package, one at a time: the test suite must find every one of them.
 
-    python attacks/mutants.py            # all; prints a table, and fails if a fault survives
-    python attacks/mutants.py half-noise
+    python attacks/mutants.py                  # all; prints a table, and fails if a fault survives
+    python attacks/mutants.py half-noise       # some
+    python attacks/mutants.py --part 2/6       # the second sixth; --part 6: the sixth that this commit picks
+    python attacks/mutants.py --check          # only whether each can still be planted; seconds
 
-Each fault replaces one piece of text in one file, and it is an error if the text is not there exactly
-once. Only the tests named with a fault are run; the control runs them all on the unchanged copy.
+The faults are in ``attacks/faults``, one file per area; ``planting.py`` says how they are written. For each,
+only the tests that it names are run. The control runs them all without a fault and must pass.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
+import re
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from planted import NOTHING, VARIABLE
+from planting import ROOT, Fault, PlantingError, load_faults
+
+PROCESSES = 2  # one thread each: small tensors gain nothing from a second one
 
 
 @dataclass(frozen=True)
-class Fault:
-    """``old`` in ``file`` becomes ``new``; one of ``tests`` must notice."""
+class Verdict:
+    """What the tests said: pytest's exit code, the line that tells why, and how long it took."""
 
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
+    code: int
+    told: str
+    seconds: float
 
 
-TWELVE = [
-    Fault(
-        "clip-after-averaging",
-        "gradients/clipped.py",
-        "    factors = clipping.factors(squares, clip_norm, MARGIN_IN_EPS * eps)\n",
-        "    factors = clipping.factors(squares, clip_norm, MARGIN_IN_EPS * eps)\n"
-        "    factors = {key: torch.full_like(one, one.mean().item()) for key, one in factors.items()}\n",
-        ("mechanism/test_sensitivity.py", "training/test_training.py"),
-    ),
-    Fault(
-        "wrong-divisor",
-        "training/loop.py",
-        "noisy, scale=1 / divisor,",
-        "noisy, scale=plan.batch_size / max(1, len(indices)) / divisor,",
-        ("training/test_training.py",),
-    ),
-    Fault(
-        "noise-before-clipping",
-        "privacy/plan.py",
-        "        return add_noise(total.gradients, stddev=stddev, source=source, step=step)\n",
-        "        noisy = add_noise(total.gradients, stddev=stddev, source=source, step=step)\n"
-        "        norm = sum(value.double().square().sum() for value in noisy.values()) ** 0.5\n"
-        "        return {key: one * min(1.0, float(self.clip_norm / norm)) for key, one in noisy.items()}\n",
-        ("privacy/test_privacy.py",),
-    ),
-    Fault(
-        "half-noise",
-        "privacy/plan.py",
-        "stddev = self.noise_multiplier * total.sensitivity\n",
-        "stddev = 0.5 * self.noise_multiplier * total.sensitivity\n",
-        ("privacy/test_privacy.py",),
-    ),
-    Fault(
-        "noise-per-microbatch",
-        "training/loop.py",
-        "        noisy = plan.noise(total, source=source, step=step)\n",
-        "        noisy = plan.noise(total, source=source, step=step)\n"
-        "        for _ in range((len(indices) - 1) // max_rows):\n"
-        "            total = dataclasses.replace(total, gradients=noisy)\n"
-        "            noisy = plan.noise(total, source=source, step=step)\n",
-        ("training/test_training.py",),
-    ),
-    Fault(
-        "wrong-sampling-rate",
-        "privacy/plan.py",
-        "return PoissonSampling(sampling_rate=self.sampling_rate, num_steps=self.num_steps)",
-        "return PoissonSampling(sampling_rate=min(1.0, 1.1 * self.sampling_rate), num_steps=self.num_steps)",
-        ("privacy/test_privacy.py",),
-    ),
-    Fault(
-        "missing-parameter",
-        "gradients/clipped.py",
-        "    squares = {name: piece.squared_norms for name, piece in pieces.items()}\n",
-        "    squares = {name: piece.squared_norms for name, piece in pieces.items()}\n"
-        "    squares[next(reversed(squares))] = torch.zeros_like(squares[next(reversed(squares))])\n",
-        ("mechanism/test_sensitivity.py",),
-    ),
-    Fault(
-        "nan-passes",
-        "gradients/clipping.py",
-        "    return torch.where(norms.isfinite(), factors, 0.0)\n\n\n",
-        "    return factors\n\n\n",
-        ("mechanism/test_sensitivity.py",),
-    ),
-    Fault(
-        "average-of-raw-gradients",
-        "training/loop.py",
-        "        yield _record(step, rate, began, losses=total.losses,",
-        "        for name, value in average.weights.items():\n"
-        "            value.sub_(total.gradients[name], alpha=rate / divisor)\n"
-        "        yield _record(step, rate, began, losses=total.losses,",
-        ("training/test_training.py", "test_invariants.py"),
-    ),
-    Fault(
-        "seed-reuse-on-resume",
-        "randomness.py",
-        "self._stream = _encryptor(os.urandom(32), os.urandom(16))",
-        "self._stream = _encryptor(bytes(32), bytes(16))",
-        ("mechanism/test_randomness.py", "mechanism/test_noise.py"),
-    ),
-    Fault(
-        "one-rank-without-noise",
-        "privacy/plan.py",
-        "        stddev = self.noise_multiplier * total.sensitivity\n",
-        "        if __import__('os').environ.get('RANK', '0') != '0':\n"
-        "            return dict(total.gradients)\n"
-        "        stddev = self.noise_multiplier * total.sensitivity\n",
-        ("test_invariants.py",),
-    ),
-    Fault(
-        "view-wise-clipping",
-        "training/loop.py",
-        "unit_index=part.unit_index if part.num_units < len(part.inputs) else None,",
-        "unit_index=None,",
-        ("training/test_training.py", "test_invariants.py"),
-    ),
-]
-
-MORE = [
-    Fault(
-        "spending-after-use",
-        "training/loop.py",
-        "        spend(step + 1)  # durable before the update is used\n",
-        "",
-        ("training/test_training.py", "test_invariants.py"),
-    ),
-    Fault(
-        "ledger-records-one-less",
-        "ledger/ledger.py",
-        "                record.reserved_steps,\n",
-        "                max(0, record.reserved_steps - 1),\n",
-        ("ledger/test_ledger.py",),
-    ),
-    Fault(
-        "copied-folder-spends-in-the-shadow",
-        "ledger/ledger.py",
-        'if row is not None and row["lease"] not in copy["leases"]:',
-        "if False:",
-        ("ledger/test_ledger.py",),
-    ),
-    Fault(
-        "low-bits-of-the-sum",
-        "noise.py",
-        "alpha=1.0 / spacing).round_().mul_(spacing)",
-        "alpha=1.0 / spacing).mul_(spacing)",
-        ("mechanism/test_noise.py",),
-    ),
-    Fault(
-        "tail-cut-at-eight",
-        "noise.py",
-        "bitwise_and_(2**63 - 1)",
-        "bitwise_and_(2**63 - 1).bitwise_or_(2**17)",
-        ("mechanism/test_noise.py",),
-    ),
-    Fault(
-        "replacing-counted-as-removing",
-        "accounting/accountants.py",
-        'replace = neighbouring == "replace-one"\n',
-        "replace = False\n",
-        ("accounting/test_accounting.py",),
-    ),
-    Fault(
-        "batch-norm-accepted",
-        "doctor/model_checks.py",
-        "    if not _moved(plain[-1][2], other[-1][2]):\n        return\n",
-        "    return\n",
-        ("doctor/test_doctor.py",),
-    ),
-]
-
-
-def run_tests(source: Path, tests: list[str]) -> tuple[int, str]:
-    """pytest's exit code and its last line, with the package taken from ``source``."""
-    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--durations=1"]
-    places = [str(ROOT / "tests" / name) for name in tests]
+def examine(fault: Fault, tests: Sequence[str]) -> Verdict:
+    """Run ``tests`` with the fault planted, in a process of their own, up to the first that fails."""
+    began = time.monotonic()
+    environment = {
+        **os.environ,
+        VARIABLE: fault.name,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "attacks")]),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "250",  # room for the reason, behind the name of the test that failed
+    }
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "planted", "-p", "no:cacheprovider"]
+    places = [str(ROOT / "tests" / test) for test in tests]
     done = subprocess.run(
-        [*command, *places], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, "--durations=0", "--durations-min=1e9", *places],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    lines = done.stdout.strip().splitlines() or [done.stderr]
+    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["nothing was printed"]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    totals = [line for line in lines if " passed" in line or " failed" in line]
-    return done.returncode, (failed or totals or lines)[-1]
+    totals = [line for line in lines if re.search(r"\d (passed|failed)", line)]
+    return Verdict(done.returncode, (failed or totals or lines)[-1], time.monotonic() - began)
 
 
-def plant(fault: Fault, source: Path) -> None:
-    """Change the copy; an error if the text to change is not there exactly once."""
-    path = source / "sfumato" / fault.file
-    text = path.read_text(encoding="utf-8")
-    if text.count(fault.old) != 1:
-        raise SystemExit(f"{fault.name}: found {text.count(fault.old)} times in {fault.file}:\n{fault.old}")
-    text = text.replace(fault.old, fault.new)
-    if "dataclasses.replace" in fault.new:
-        text = text.replace("import time\n", "import dataclasses\nimport time\n", 1)
-    path.write_text(text, encoding="utf-8")
+def check_all(faults: Sequence[Fault]) -> list[str]:
+    """Plant one after another in this process, undoing each: what can no longer be planted, and why."""
+    rotten = []
+    for fault in faults:
+        try:
+            with fault.planted():
+                pass
+        except Exception as error:  # whatever a fault stumbles over, the others are still looked at
+            rotten.append(f"{fault.name}: {type(error).__name__}: {error}")
+    return rotten
 
 
-def examine(fault: Fault | None, tests: list[str]) -> tuple[int, str]:
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        if fault is not None:
-            plant(fault, source)
-        where = subprocess.run(
-            [sys.executable, "-c", "import sfumato; print(sfumato.__file__)"],
-            env={**os.environ, "PYTHONPATH": str(source)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        if not where.startswith(folder):
-            raise SystemExit(f"the tests would use {where.strip()} instead of the copy")
-        return run_tests(source, tests)
+def part_of(faults: Sequence[Fault], wanted: str) -> list[Fault]:
+    """``"2/6"``: every sixth fault from the second on; ``"6"``: the commit's hash picks which."""
+    first, _, last = wanted.rpartition("/")
+    try:
+        parts = int(last)
+        number = int(first) if first else commit_number() % parts + 1
+    except (ValueError, ZeroDivisionError):
+        parts = number = 0
+    if not 1 <= number <= parts:
+        raise SystemExit(f"--part {wanted}: give K/N with 1 <= K <= N, or N")
+    return list(faults[number - 1 :: parts])
+
+
+def commit_number() -> int:
+    """The commit's hash as a number, so that a run can be repeated; the day without a repository."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return int(done.stdout, 16) if done.returncode == 0 else time.localtime().tm_yday
+
+
+def judge(faults: Sequence[Fault]) -> bool:
+    """Print a line for the control and for each fault; whether the tests pass without, and fail with each."""
+    tests = list(dict.fromkeys(test for fault in faults for test in fault.tests))
+    caught = 0
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        control = pool.submit(examine, NOTHING, tests)
+        verdicts = [pool.submit(examine, fault, fault.tests) for fault in faults]
+        for fault, waiting in zip(faults, verdicts, strict=True):
+            verdict = waiting.result()
+            # 1: a test failed; any other code is no verdict
+            word = {0: "SURVIVES", 1: "caught"}.get(verdict.code, "NO VERDICT")
+            caught += word == "caught"
+            report(fault.name, word, verdict)
+        sound = control.result().code == 0
+        report(NOTHING.name, "passes" if sound else "FAILS", control.result())
+    print(f"{caught} of {len(faults)} faults are caught.")
+    return sound and caught == len(faults)
+
+
+def report(name: str, word: str, verdict: Verdict) -> None:
+    print(f"{name:<36} {word:<10} {verdict.seconds:4.0f} s  {verdict.told[:200]}", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="faults to plant; all by default")
-    names = parser.parse_args().names
-    faults = [fault for fault in TWELVE + MORE if not names or fault.name in names]
-    if names and len(faults) != len(names):
-        raise SystemExit(f"known faults: {', '.join(fault.name for fault in TWELVE + MORE)}")
-    tests = sorted({test for fault in faults for test in fault.tests})
-    code, told = examine(None, tests)
-    print(f"{'no fault':<36} {'passes' if code == 0 else 'FAILS'}   {told}", flush=True)
-    sound, caught_faults = code == 0, 0
-    for fault in faults:
-        began = time.monotonic()
-        code, told = examine(fault, list(fault.tests))
-        caught = code == 1  # 1: a test failed; anything else is no verdict
-        print(
-            f"{fault.name:<36} {'caught' if caught else 'SURVIVES'}   {told[:140]}  "
-            f"({time.monotonic() - began:.0f} s)",
-            flush=True,
-        )
-        caught_faults += caught
-    print(f"{caught_faults} of {len(faults)} faults are caught.")
-    return 0 if sound and caught_faults == len(faults) else 1
+    parser.add_argument("--check", action="store_true", help="only see whether each can still be planted")
+    parser.add_argument("--part", metavar="K/N", help="the K-th of N parts; N alone: the commit picks one")
+    options = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "src"))  # the package beside this file, whatever is installed
+    try:
+        known = load_faults()
+    except PlantingError as error:
+        raise SystemExit(str(error)) from error
+    unknown = [name for name in options.names if name not in known]
+    if unknown:
+        raise SystemExit(f"there is no fault {unknown[0]}; known: {', '.join(known)}")
+    faults = [known[name] for name in options.names or known]
+    if options.part:
+        faults = part_of(faults, options.part)
+    if not options.check:
+        return 0 if judge(faults) else 1
+    rotten = check_all(faults)
+    print(*rotten, f"{len(faults) - len(rotten)} of {len(faults)} faults can be planted.", sep="\n")
+    return 1 if rotten else 0
 
 
 if __name__ == "__main__":
