@@ -20,7 +20,6 @@ from sfumato.recipes.recipe import (
     load_recipe,
     parse_assignment,
     recipe_from_toml,
-    recipe_summary,
     recipe_text,
     recipe_to_toml,
     with_settings,
