@@ -211,7 +211,7 @@ def recipe_from_toml(text: str, *, origin: str = "recipe") -> Recipe:
     """Parse a recipe; ``origin`` is the file name that errors show."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise ConfigError("bad-toml", f"{origin}: {error}", fix="mend the TOML at that place") from error
     return from_table(Recipe, table, origin=origin)
 
@@ -254,7 +254,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Settings that differ, as ``{"section.key": (old, new)}``; those that cannot change the run are left out."""
+    """Settings that differ, as ``{"section.key": (old, new)}``, but for those that cannot change a run."""
     changed = {}
     for section in fields(Recipe):
         if section.name in ("performance", "reference"):

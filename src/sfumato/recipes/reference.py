@@ -37,7 +37,7 @@ class Measured(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSettings:
-    """[reference]: what to expect, and who says so. Read by people and by the results page, never by a run."""
+    """[reference]: what to expect, and who says so; read by people and the results page, never by a run."""
 
     title: str | None = setting(None, "the recipe in one line")
     paper: str | None = setting(None, "whose method or result this is")

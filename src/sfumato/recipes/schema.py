@@ -1,4 +1,4 @@
-"""The recipe format as a JSON schema (draft 7), so that editors complete and check recipes while they are written.
+"""The recipe format as a JSON schema (draft 7): with it, editors complete and check recipes.
 
 docs/recipe.schema.json is what ``sfumato recipes schema`` prints; a test compares the two.
 """

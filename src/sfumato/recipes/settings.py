@@ -123,11 +123,11 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _checked(wanted: Any, value: Any, check: Callable[[Any], None] | None, *, origin: str, path: str) -> Any:
     """``value`` as the type ``wanted``, in its range and finite; ConfigError otherwise."""
-    if check is not None and _is_number(value):
-        _run_check(check, value, origin=origin)
     try:
+        if check is not None and _is_number(value):
+            _run_check(check, value, origin=origin)
         checked = msgspec.convert(value, wanted)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, OverflowError) as error:
         raise _wrong(origin, path, value, _expected(wanted, value, str(error))) from None
     if not _all_finite(value):  # msgspec has no such constraint, and inf keeps every lower bound
         raise _wrong(origin, path, value, _expected(wanted, value, ""))
@@ -180,9 +180,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _all_finite(value: Any) -> bool:
-    """No number in ``value``, or in the lists and tables it is made of, is infinite or not a number."""
+    """Every number in ``value``, a list or a table of it too, is finite, and whole ones fit 64 bits as in TOML."""
     if isinstance(value, Mapping):
         return all(map(_all_finite, value.values()))
     if isinstance(value, list | tuple):
         return all(map(_all_finite, value))
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
     return not isinstance(value, float) or math.isfinite(value)
