@@ -58,12 +58,18 @@ Key = tuple[str, str, str, str]  # recipe, data, metric, epsilon
 
 
 def main() -> None:
-    rows = list(csv.DictReader((HERE / "results.csv").open(encoding="utf-8")))
-    groups: dict[Key, list[dict[str, str]]] = defaultdict(list)
-    for row in rows:
-        groups[row["recipe"], row["data"], row["metric"], row["epsilon"]].append(row)
+    groups = grouped_rows()
     draw(groups)
     (HERE / "README.md").write_text(page(groups), encoding="utf-8")
+
+
+def grouped_rows() -> dict[Key, list[dict[str, str]]]:
+    """The rows of results.csv, those that differ in their seed only together."""
+    groups: dict[Key, list[dict[str, str]]] = defaultdict(list)
+    with (HERE / "results.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            groups[row["recipe"], row["data"], row["metric"], row["epsilon"]].append(row)
+    return groups
 
 
 def page(groups: dict[Key, list[dict[str, str]]]) -> str:
@@ -95,8 +101,9 @@ def page(groups: dict[Key, list[dict[str, str]]]) -> str:
         "area under the ROC curve says more than accuracy.",
         patient_table(groups),
         "## What the recipes refer to",
-        "The figures of the papers behind the recipes, out of the recipes themselves, and ours for the same data "
-        "and budget. The papers' own recipes, at full size, take days on two cores and have not been run here.",
+        "The figures of the papers behind the recipes, out of the recipes themselves, and ours for the same "
+        "data and budget. The papers' own recipes, at full size, take days on two cores and have not been "
+        "run here.",
         reference_table(groups),
         "## All runs",
         all_runs(groups),

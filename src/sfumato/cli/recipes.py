@@ -21,7 +21,7 @@ HEADINGS = {"begin": "To begin with", "paper": "The papers' own, at full size"}
 
 @click.group("recipes")
 def command() -> None:
-    """List, show, copy or validate recipes, or print their schema."""
+    """List, show, copy or validate recipes; print their schema."""
 
 
 @command.command("list")

@@ -51,7 +51,7 @@ class ReferenceSettings:
     guarantee: str | None = setting(None, "what the paper's noise and steps come to here")
     cost: str | None = setting(None, "work and time")
     command: str | None = setting(None, "how to run it")
-    notes: str | None = setting(None, "where recipe and paper differ, and why")
+    notes: str | None = setting(None, "remarks; above all, where recipe and paper differ")
     ours: tuple[Measured, ...] = setting((), "what we measured: data, epsilon, median, n, minutes")
 
     def published(self, data: str) -> dict[float, float]:

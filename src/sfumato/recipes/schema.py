@@ -45,7 +45,7 @@ def _sentence(docstring: str) -> str:
 
 def _inlined(node: Any, parts: dict[str, Any]) -> Any:
     """``node`` with references replaced by what they name, and without null, which TOML does not have."""
-    if isinstance(node, list):
+    if isinstance(node, list | tuple):
         return [_inlined(item, parts) for item in node]
     if not isinstance(node, dict):
         return node

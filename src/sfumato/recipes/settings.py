@@ -180,7 +180,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _all_finite(value: Any) -> bool:
-    """Every number in ``value``, a list or a table of it too, is finite, and whole ones fit 64 bits as in TOML."""
+    """Every number in ``value``, also inside lists and tables, is finite; whole ones fit TOML's 64 bits."""
     if isinstance(value, Mapping):
         return all(map(_all_finite, value.values()))
     if isinstance(value, list | tuple):
