@@ -8,6 +8,7 @@ import re
 import typing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sfumato.accounting import check_budget
@@ -189,6 +190,16 @@ def test_settings_are_replaced_and_the_rest_is_kept():
     assert after.training == dataclasses.replace(before.training, seed=3)
     with pytest.raises(ConfigError, match="epsilon"):
         with_settings(before, {"privacy.epsilom": None})
+
+
+def test_numbers_of_numpy_are_numbers():
+    settings = {"training.learning_rate": np.float64(0.5), "data.mean": (np.float64(0.25),)}
+    recipe = with_settings(Recipe(), settings | {"model.options": {"width": np.float64(2)}})
+    assert type(recipe.training.learning_rate) is float
+    assert (recipe.data.mean, recipe.model.options) == ((0.25,), {"width": 2.0})
+    assert recipe_from_toml(recipe_to_toml(recipe)) == recipe
+    with pytest.raises(ConfigError):
+        with_settings(Recipe(), {"training.learning_rate": np.float64("nan")})
 
 
 def test_differences_name_changed_keys_but_not_what_cannot_change_a_run():

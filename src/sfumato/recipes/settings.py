@@ -82,7 +82,7 @@ def to_table(settings: Any) -> dict[str, Any]:
 def to_toml(settings: Any) -> str:
     """Sections of settings as TOML: every setting that has a value, with its meaning beside it."""
     table = {
-        section: {key: value for key, value in inner.items() if value not in ({}, [])}
+        section: {key: value for key, value in inner.items() if value or not isinstance(value, dict | list)}
         for section, inner in to_table(settings).items()
     }
     lines: list[str] = []
@@ -126,7 +126,7 @@ def _checked(wanted: Any, value: Any, check: Callable[[Any], None] | None, *, or
     try:
         if check is not None and _is_number(value):
             _run_check(check, value, origin=origin)
-        checked = msgspec.convert(value, wanted)
+        checked = msgspec.convert(_plain(value), wanted)
     except (msgspec.ValidationError, OverflowError) as error:
         raise _wrong(origin, path, value, _expected(wanted, value, str(error))) from None
     if not _all_finite(value):  # msgspec has no such constraint, and inf keeps every lower bound
@@ -177,6 +177,15 @@ def _wrong(origin: str, path: str, value: Any, wanted: str) -> ConfigError:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with numpy's floats as Python's, which alone are floats to msgspec."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, float) else value
 
 
 def _all_finite(value: Any) -> bool:
