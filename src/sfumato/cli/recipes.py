@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from fnmatch import fnmatch
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import click
 
 from sfumato.cli import echo_json
 from sfumato.errors import ConfigError
 
+# Folders of recipes for whoever has images and a budget; the other folders are papers.
+TO_BEGIN_WITH = ("default", "fast", "finetune", "demo")
+HEADINGS = {"begin": "To begin with", "paper": "The papers' own, at full size"}
+
 
 @click.group("recipes")
 def command() -> None:
-    """List, show, copy or validate recipes."""
+    """List, show, copy or validate recipes; print their schema."""
 
 
 @command.command("list")
@@ -21,35 +29,34 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(pattern: str, as_json: bool) -> None:
     """The recipes whose names match PATTERN, e.g. "de2022/*"."""
-    from sfumato.recipes.recipe import list_recipes, recipe_summary, recipe_text
+    from sfumato.recipes.recipe import list_recipes
 
-    rows = [
-        {"name": name, "title": recipe_summary(recipe_text(name)).partition("\n")[0]}
-        for name in list_recipes()
-        if fnmatch(name, pattern)
-    ]
+    rows = [_row(name) for name in sorted(list_recipes(), key=_place) if fnmatch(name, pattern)]
     if as_json:
         echo_json(rows)
         return
     if not rows:
         click.echo(f"No recipe matches {pattern!r}; sfumato recipes list shows all.", err=True)
-    width = max((len(row["name"]) for row in rows), default=0)
-    for row in rows:
-        click.echo(f"{row['name']:<{width}}  {row['title']}")
+    groups = [key for key in HEADINGS if any(row["group"] == key for row in rows)]
+    for number, group in enumerate(groups):
+        if len(groups) > 1:
+            click.echo(("\n" if number else "") + HEADINGS[group])
+        _echo_titles([row for row in rows if row["group"] == group])
 
 
 @command.command("show")
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print every setting as JSON.")
 def show_command(name: str, as_json: bool) -> None:
-    """A recipe as it is written: paper, cost, command, expected result, settings."""
-    from sfumato.recipes.recipe import recipe_from_toml, recipe_summary, recipe_text
+    """A recipe as it is written: paper, expected result, cost, command, settings."""
+    from sfumato.recipes.recipe import recipe_from_toml, recipe_text
     from sfumato.recipes.settings import to_table
 
     text = recipe_text(name)
     recipe = recipe_from_toml(text, origin=name)
     if as_json:
-        echo_json({"name": name, "summary": recipe_summary(text), "settings": to_table(recipe)})
+        settings = to_table(recipe)
+        echo_json({"name": name, "reference": settings.pop("reference", None), "settings": settings})
         return
     click.echo(text, nl=False)
 
@@ -89,3 +96,45 @@ def validate_command(names: tuple[str, ...], as_json: bool) -> None:
             click.echo(f"{name}: sound")
     if as_json:
         echo_json({"valid": list(names)})
+
+
+@command.command("schema")
+@click.option("--json", "as_json", is_flag=True, help="The same: a schema is JSON.")
+def schema_command(as_json: bool) -> None:
+    """The recipe format as a JSON schema, for editors that complete and check TOML."""
+    from sfumato.recipes.schema import recipe_schema
+
+    echo_json(recipe_schema())
+
+
+def _row(name: str) -> dict[str, Any]:
+    """What ``recipes list`` knows of a shipped recipe."""
+    from sfumato.recipes.recipe import load_recipe
+    from sfumato.recipes.settings import to_table
+
+    reference = load_recipe(name).reference
+    return {
+        "name": name,
+        "title": reference.title,
+        "group": "begin" if name.split("/")[0] in TO_BEGIN_WITH else "paper",
+        "reference": to_table(reference),
+    }
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Where a recipe stands in the list: those to begin with first, in the order of their folders."""
+    folder = name.split("/")[0]
+    return (TO_BEGIN_WITH.index(folder) if folder in TO_BEGIN_WITH else len(TO_BEGIN_WITH), name)
+
+
+def _echo_titles(rows: list[dict[str, Any]]) -> None:
+    """Names and titles in two columns within the terminal; neither a word nor an ``ε = 3`` is cut."""
+    for _, folder in groupby(rows, key=lambda row: row["group"] == "paper" and row["name"].split("/")[0]):
+        listed = list(folder)
+        indent = max(len(row["name"]) for row in listed) + 2
+        width = max(shutil.get_terminal_size().columns - indent, 24)
+        for row in listed:
+            title = row["title"].replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+            lines = textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False)
+            text = f"\n{' ' * indent}".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+            click.echo(f"{row['name']:<{indent}}{text}")

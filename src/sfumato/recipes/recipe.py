@@ -12,12 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from sfumato.accounting import check_budget, check_delta
 from sfumato.errors import ConfigError, did_you_mean
+from sfumato.recipes.reference import ReferenceSettings
 from sfumato.recipes.settings import (
+    AboveZero,
+    Count,
+    NotNegative,
+    Positive,
     Scalar,
+    Share,
     from_table,
     options_table,
     setting,
@@ -33,13 +41,17 @@ class DataSettings:
     """[data]: which images, and what is publicly known about them."""
 
     name: str | None = setting(None, "a folder, or a known name; the DATA of `sfumato train` comes first")
-    image_size: int | None = setting(None, "images are resized to this many pixels per side", low=1)
-    channels: int | None = setting(None, "1 grey, 3 colour; absent: as the data are", low=1, high=4)
+    image_size: Positive | None = setting(None, "images are resized to this many pixels per side")
+    channels: Annotated[int, Meta(ge=1, le=4)] | None = setting(
+        None, "1 grey, 3 colour; absent: as the data are"
+    )
     fit: Literal["crop", "pad", "stretch"] = setting("crop", "how other shapes become square")
     patient_from: str | None = setting(None, "regular expression that finds the patient in a file name")
     mean: tuple[float, ...] | None = setting(None, "per-channel mean to subtract: a public constant")
     std: tuple[float, ...] | None = setting(None, "per-channel deviation to divide by: a public constant")
-    holdout: float = setting(0.0, "share of the training units set aside and scored instead", low=0, high=0.9)
+    holdout: Annotated[float, Meta(ge=0, le=0.9)] = setting(
+        0.0, "share of the training units set aside and scored instead"
+    )
     val_is_public: bool = setting(False, "the val/ images are public: they may steer the training")
 
 
@@ -61,16 +73,16 @@ class PretrainingSettings:
     """[pretraining]: a first stage without privacy, on PUBLIC images; its weights begin the private one."""
 
     data: str | None = setting(None, "public images: cifar100, generated, another known name or a folder")
-    num_epochs: float = setting(20.0, "expected passes over them", low=0)
-    batch_size: int = setting(128, "expected images per step", low=1)
+    num_epochs: NotNegative = setting(20.0, "expected passes over them")
+    batch_size: Positive = setting(128, "expected images per step")
     optimizer: str = setting("SGD", "any of torch.optim")
-    learning_rate: float = setting(0.1, "the first one", low=0)
+    learning_rate: NotNegative = setting(0.1, "the first one")
     optimizer_options: Mapping[str, Scalar] = options_table("its other arguments")
     schedule: Literal["constant", "cosine"] = setting("cosine", "the rate over time; cosine ends at 0")
-    views: int = setting(1, "random views of an image in a step; 0: the image as it is", low=0)
-    padding: int = setting(4, "pixels of mirror padding before the random crop", low=0)
+    views: Count = setting(1, "random views of an image in a step; 0: the image as it is")
+    padding: Count = setting(4, "pixels of mirror padding before the random crop")
     flip: bool = setting(True, "horizontal flips")
-    seed: int = setting(0, "of this stage: nothing in it is secret", low=0)
+    seed: Count = setting(0, "of this stage: nothing in it is secret")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +90,21 @@ class PrivacySettings:
     """[privacy]: the guarantee. Give epsilon or noise_multiplier; the other one follows."""
 
     enabled: bool = setting(True, "false trains without any privacy, for baselines and public data")
-    epsilon: float | None = setting(None, "the budget; the noise is calibrated to it", check=check_budget)
-    delta: float | None = setting(
+    epsilon: AboveZero | None = setting(None, "the budget; the noise is calibrated to it", check=check_budget)
+    delta: Annotated[float, Meta(gt=0, lt=1)] | None = setting(
         None, "absent: the largest power of ten below 1 / (number of units)", check=check_delta
     )
-    noise_multiplier: float | None = setting(
-        None, "noise per unit of sensitivity, when fixed by hand", above=0
-    )
-    clip_norm: float = setting(1.0, "bound on the norm of one unit's gradient", above=0)
+    noise_multiplier: AboveZero | None = setting(None, "noise per unit of sensitivity, when fixed by hand")
+    clip_norm: AboveZero = setting(1.0, "bound on the norm of one unit's gradient")
     unit: Literal["image", "patient"] = setting("image", "what one guarantee protects")
-    max_images_per_patient: int = setting(4, "images taken of one patient in one step, at random", low=1)
+    max_images_per_patient: Positive = setting(4, "images taken of one patient in one step, at random")
     accountant: Literal["pld", "rdp"] = setting("pld", "how epsilon is computed")
     neighbouring: Literal["add-or-remove", "replace-one"] = setting("add-or-remove", "what neighbours are")
     sampling: Literal["poisson", "full"] = setting("poisson", "full: every unit in every step")
     mechanism: Literal["gaussian", "discrete-gaussian"] = setting("gaussian", "the kind of noise")
-    tuning_runs: float | None = setting(None, "mean number of runs of a counted search", low=1)
+    tuning_runs: Annotated[float, Meta(ge=1)] | None = setting(
+        None, "mean number of runs of a counted search"
+    )
     uncounted_search: bool = setting(False, "settings were chosen on these data and epsilon leaves it out")
 
 
@@ -100,21 +112,21 @@ class PrivacySettings:
 class TrainingSettings:
     """[training]: the optimisation."""
 
-    batch_size: int | None = setting(None, "expected units per step; absent: an eighth of them", low=1)
-    num_steps: int | None = setting(None, "updates; give this or num_epochs", low=1)
-    num_epochs: float | None = setting(None, "expected passes over the data", low=0)
+    batch_size: Positive | None = setting(None, "expected units per step; absent: an eighth of them")
+    num_steps: Positive | None = setting(None, "updates; give this or num_epochs")
+    num_epochs: NotNegative | None = setting(None, "expected passes over the data")
     optimizer: str = setting("SGD", "any of torch.optim, e.g. SGD, NAdam, AdamW")
-    learning_rate: float | None = setting(
-        None, "see normalised_update; absent: 1, on fixed features what the budget gives", low=0
+    learning_rate: NotNegative | None = setting(
+        None, "see normalised_update; absent: 1, on fixed features what the budget gives"
     )
     optimizer_options: Mapping[str, Scalar] = options_table(
         "its other arguments, e.g. momentum, weight_decay"
     )
     normalised_update: bool = setting(True, "divide the noisy sum by clip_norm too, as De et al. do")
-    ema_decay: float = setting(0.0, "decay of the averaged weights; 0 releases the last ones", low=0, high=1)
-    evaluate_every: int = setting(0, "steps between evaluations; 0: about ten in all", low=0)
-    early_stopping: int = setting(0, "evaluations without improvement before stopping; 0: never", low=0)
-    seed: int | None = setting(None, "reproducible and therefore NOT releasable", low=0)
+    ema_decay: Share = setting(0.0, "decay of the averaged weights; 0 releases the last ones")
+    evaluate_every: Count = setting(0, "steps between evaluations; 0: about ten in all")
+    early_stopping: Count = setting(0, "evaluations without improvement before stopping; 0: never")
+    seed: Count | None = setting(None, "reproducible and therefore NOT releasable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,18 +134,18 @@ class ScheduleSettings:
     """[schedule]: the learning rate over time."""
 
     name: Literal["constant", "step", "cosine", "plateau"] = setting("constant", "its form")
-    factor: float = setting(0.5, "step, plateau: multiply the rate by this", low=0, high=1)
-    every_epochs: float = setting(5.0, "step: so many expected epochs between changes", low=0)
-    patience_epochs: float = setting(3.0, "plateau: epochs without a better public score", low=0)
-    final: float = setting(0.0, "cosine: last rate as a share of the first", low=0, high=1)
+    factor: Share = setting(0.5, "step, plateau: multiply the rate by this")
+    every_epochs: NotNegative = setting(5.0, "step: so many expected epochs between changes")
+    patience_epochs: NotNegative = setting(3.0, "plateau: epochs without a better public score")
+    final: Share = setting(0.0, "cosine: last rate as a share of the first")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationSettings:
     """[augmentation]: K views of each image, averaged before the one clip."""
 
-    views: int = setting(0, "K; 0 trains on the images as they are", low=0)
-    padding: int = setting(4, "pixels of mirror padding before the random crop", low=0)
+    views: Count = setting(0, "K; 0 trains on the images as they are")
+    padding: Count = setting(4, "pixels of mirror padding before the random crop")
     flip: bool = setting(True, "horizontal flips")
 
 
@@ -152,28 +164,29 @@ def check_mean_noise(value: float) -> None:
 class FeatureSettings:
     """[features]: the model's features are fixed and computed once; only what stands on them is trained."""
 
-    num_images: int = setting(12_000, "generated images that features are fitted on", low=50)
-    seed: int = setting(0, "of the generated images: public", low=0, high=2**31)
-    mean_noise_multiplier: float = setting(
-        200.0, "noise of the private mean row; 0: no centring", low=0, check=check_mean_noise
+    num_images: Annotated[int, Meta(ge=50)] = setting(12_000, "generated images that features are fitted on")
+    seed: Annotated[int, Meta(ge=0, le=2**31)] = setting(0, "of the generated images: public")
+    mean_noise_multiplier: NotNegative = setting(
+        200.0, "noise of the private mean row; 0: no centring", check=check_mean_noise
     )
-    reference_steps: int = setting(60, "steps at ε = 1 on 50,000 units; scaled to the budget", low=1)
-    reference_rate: float = setting(20.0, "learning rate there; scaled to the budget", low=0)
+    reference_steps: Positive = setting(60, "steps at ε = 1 on 50,000 units; scaled to the budget")
+    reference_rate: NotNegative = setting(20.0, "learning rate there; scaled to the budget")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerformanceSettings:
     """[performance]: cannot change epsilon; may differ on resume."""
 
-    microbatch_size: int | None = setting(None, "rows in memory at once; absent: from free memory", low=1)
+    microbatch_size: Positive | None = setting(None, "rows in memory at once; absent: from free memory")
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, mps")
-    save_every_seconds: float = setting(60.0, "time between saved states", low=0)
+    save_every_seconds: NotNegative = setting(60.0, "time between saved states")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One run, completely: what `recipe.toml` in the run's folder holds."""
 
+    reference: ReferenceSettings | None = None
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
@@ -198,7 +211,7 @@ def recipe_from_toml(text: str, *, origin: str = "recipe") -> Recipe:
     """Parse a recipe; ``origin`` is the file name that errors show."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise ConfigError("bad-toml", f"{origin}: {error}", fix="mend the TOML at that place") from error
     return from_table(Recipe, table, origin=origin)
 
@@ -241,10 +254,10 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Settings that differ, as ``{"section.key": (old, new)}``; [performance] may differ and is left out."""
+    """Settings that differ, as ``{"section.key": (old, new)}``, but for those that cannot change a run."""
     changed = {}
     for section in fields(Recipe):
-        if section.name == "performance":
+        if section.name in ("performance", "reference"):
             continue
         a, b = getattr(old, section.name), getattr(new, section.name)
         if a is None or b is None:
@@ -292,16 +305,6 @@ def recipe_text(name: str) -> str:
 def load_recipe(name: str) -> Recipe:
     """A shipped recipe by name, or any file that ends in ``.toml``."""
     return recipe_from_toml(recipe_text(name), origin=name)
-
-
-def recipe_summary(text: str) -> str:
-    """The comment at the top of a recipe: paper, table, cost, command, expected result."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("#").strip())
-    return "\n".join(lines)
 
 
 def _check_path(path: str) -> None:

@@ -1,51 +1,52 @@
 """Frozen dataclasses out of plain tables, strictly: names, types and ranges are checked, nothing is ignored.
 
-``recipe.py`` says which settings exist; this file only knows how to read and write them.
+``recipe.py`` says which settings exist; this file only knows how to read and write them. msgspec checks types
+and ranges, tomli-w writes values.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
 import math
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
+import tomli_w
+from msgspec import Meta
 
 from sfumato.errors import ConfigError, did_you_mean
 
 Scalar = bool | int | float | str
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+AboveZero = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    check: Callable[[Any], None] | None = None,
-) -> Any:
-    """A dataclass field that knows its one-line meaning and its range.
+def setting(default: Any, help: str, *, check: Callable[[Any], None] | None = None) -> Any:
+    """A dataclass field that knows its one-line meaning; its range is part of its type.
 
-    ``low`` and ``high`` belong to the range, ``above`` does not. ``check`` raises what the same value raises
-    elsewhere, so that a mistake is called the same in a recipe, a flag and a function.
+    ``check`` raises what the same number raises elsewhere, so that a mistake is called the same in a recipe,
+    a flag and a function.
     """
-    limits = {"low": low, "high": high, "above": above, "check": check}
-    return field(default=default, metadata={"help": help, **limits})
+    return field(default=default, metadata={"help": help, "check": check})
 
 
 def options_table(help: str) -> Any:
     """A field that holds a table of plain values, checked by whoever receives them."""
-    return field(default_factory=dict, metadata={"help": help})
+    return field(default_factory=dict, metadata={"help": help, "check": None})
 
 
 def from_table(kind: type, table: Mapping[str, Any], *, origin: str, path: str = "") -> Any:
     """An instance of the dataclass ``kind``; ``origin`` is the file that errors name."""
-    hints = typing.get_type_hints(kind)
+    # Field by field: msgspec ignores unknown names of dataclasses, and its messages leave out the value.
+    hints = _hints(kind)
     known = {item.name: item for item in fields(kind)}
     values = {}
     for key, value in table.items():
@@ -53,12 +54,12 @@ def from_table(kind: type, table: Mapping[str, Any], *, origin: str, path: str =
         if key not in known:
             raise unknown_key(origin, where, list(known))
         wanted = without_none(hints[key])
-        if dataclasses.is_dataclass(wanted):
-            if not isinstance(value, dict):
-                raise _wrong(origin, where, value, "a table")
+        if not dataclasses.is_dataclass(wanted):
+            values[key] = _checked(wanted, value, known[key].metadata["check"], origin=origin, path=where)
+        elif isinstance(value, dict):
             values[key] = from_table(wanted, value, origin=origin, path=f"{where}.")
         else:
-            values[key] = _checked(wanted, value, known[key].metadata, origin=origin, path=where)
+            raise _wrong(origin, where, value, "a table")
     return kind(**values)
 
 
@@ -71,32 +72,31 @@ def to_table(settings: Any) -> dict[str, Any]:
             table[item.name] = to_table(value)
         elif isinstance(value, Mapping):
             table[item.name] = dict(value)
+        elif isinstance(value, tuple | list):
+            table[item.name] = [msgspec.to_builtins(entry) for entry in value]
         elif value is not None:
-            table[item.name] = list(value) if isinstance(value, tuple) else value
+            table[item.name] = value
     return table
 
 
 def to_toml(settings: Any) -> str:
     """Sections of settings as TOML: every setting that has a value, with its meaning beside it."""
+    table = {
+        section: {key: value for key, value in inner.items() if value or not isinstance(value, dict | list)}
+        for section, inner in to_table(settings).items()
+    }
     lines: list[str] = []
-    for section in fields(settings):
-        inner = getattr(settings, section.name)
-        if inner is None:
-            continue
-        lines.append(f"[{section.name}]")
-        tables = {}
-        for item in fields(inner):
-            value = getattr(inner, item.name)
-            if isinstance(value, Mapping):
-                tables[item.name] = value
-            elif value is not None:
-                lines.append(f"{item.name} = {_toml_value(value)}".ljust(34) + f" # {item.metadata['help']}")
-        for name, table in tables.items():
-            if table:
-                lines.append(f"[{section.name}.{name}]")
-                lines += [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in table.items()]
-        lines.append("")
-    return "\n".join(lines)
+    meanings: dict[str, str] = {}
+    # tomli-w writes no comments. What it writes has each key at the beginning of a line, strings on one line.
+    for line in tomli_w.dumps(table).rstrip("\n").split("\n"):  # splitlines would also cut at U+2028
+        if line.startswith("["):
+            section = getattr(settings, line.strip("[]"), None)  # tables inside a section have no such name
+            meanings = (
+                {} if section is None else {item.name: item.metadata["help"] for item in fields(section)}
+            )
+        key, equals, _ = line.partition(" = ")
+        lines.append(f"{line:<34} # {meanings[key]}" if equals and key in meanings else line)
+    return "\n".join(lines) + "\n"
 
 
 def unknown_key(origin: str, path: str, known: list[str]) -> ConfigError:
@@ -116,34 +116,22 @@ def without_none(kind: Any) -> Any:
     return kind
 
 
-def _checked(wanted: Any, value: Any, limits: Mapping[str, Any], *, origin: str, path: str) -> Any:
-    """``value`` as a scalar, Literal, tuple of numbers or table of scalars; ConfigError otherwise."""
-    shape = typing.get_origin(wanted)
-    if shape is Literal:
-        options = [str(option) for option in typing.get_args(wanted)]
-        if value not in options:
-            hint = did_you_mean(str(value), options)
-            raise _wrong(origin, path, value, f"one of {', '.join(options)}. {hint}".rstrip())
-        return value
-    if shape is Mapping:
-        if not isinstance(value, dict) or not all(isinstance(item, Scalar) for item in value.values()):
-            raise _wrong(origin, path, value, "a table of plain values")
-        return dict(value)
-    if shape is tuple:
-        if not isinstance(value, list | tuple) or not all(map(_is_finite_number, value)):
-            raise _wrong(origin, path, value, "a list of finite numbers")
-        return tuple(float(item) for item in value)
-    if wanted is float and _is_number(value):
-        value = float(value)
-    # True is an int to Python; here it is not a number.
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        names = {float: "a number", int: "a whole number", bool: "true or false", str: "a string"}
-        raise _wrong(origin, path, value, names[wanted])
-    if limits.get("check") is not None:
-        _run_check(limits["check"], value, origin=origin)
-    if _is_number(value) and not _inside(value, limits):
-        raise _wrong(origin, path, value, _range_text(limits))
-    return value
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _checked(wanted: Any, value: Any, check: Callable[[Any], None] | None, *, origin: str, path: str) -> Any:
+    """``value`` as the type ``wanted``, in its range and finite; ConfigError otherwise."""
+    try:
+        if check is not None and _is_number(value):
+            _run_check(check, value, origin=origin)
+        checked = msgspec.convert(_plain(value), wanted)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise _wrong(origin, path, value, _expected(wanted, value, str(error))) from None
+    if not _all_finite(value):  # msgspec has no such constraint, and inf keeps every lower bound
+        raise _wrong(origin, path, value, _expected(wanted, value, ""))
+    return checked
 
 
 def _run_check(check: Callable[[Any], None], value: Any, *, origin: str) -> None:
@@ -155,19 +143,29 @@ def _run_check(check: Callable[[Any], None], value: Any, *, origin: str) -> None
         raise
 
 
-def _inside(value: float, limits: Mapping[str, Any]) -> bool:
-    low, high, above = limits["low"], limits["high"], limits["above"]
-    return (
-        math.isfinite(value)
-        and (low is None or value >= low)
-        and (high is None or value <= high)
-        and (above is None or value > above)
-    )
+def _expected(wanted: Any, value: Any, complaint: str) -> str:
+    """What a setting of the type ``wanted`` would be, said for somebody who gave ``value``."""
+    kind = without_none(wanted)
+    limits: Meta | None = None
+    if typing.get_origin(kind) is Annotated:
+        kind, limits = typing.get_args(kind)
+    shape, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if shape is Literal:
+        return f"one of {', '.join(arguments)}. {did_you_mean(str(value), arguments)}".rstrip()
+    if shape is Mapping:
+        return "a table of plain, finite values"
+    if shape is tuple:
+        plain = arguments[0] is float
+        return "a list of finite numbers" if plain else f"a list of such tables: {complaint}"
+    if kind in (int, float) and _is_number(value) and not (kind is int and isinstance(value, float)):
+        return _range_text(limits)
+    return {float: "a number", int: "a whole number", bool: "true or false", str: "a string"}[kind]
 
 
-def _range_text(limits: Mapping[str, Any]) -> str:
-    words = {"above": "above {}", "low": "{} or more", "high": "at most {}"}
-    parts = [text.format(limits[key]) for key, text in words.items() if limits[key] is not None]
+def _range_text(limits: Meta | None) -> str:
+    words = {"gt": "above {}", "ge": "{} or more", "lt": "below {}", "le": "at most {}"}
+    given = {key: getattr(limits, key, None) for key in words}
+    parts = [words[key].format(limit) for key, limit in given.items() if limit is not None]
     return "a finite number" + (f": {' and '.join(parts)}" if parts else "")
 
 
@@ -181,20 +179,21 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_finite_number(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value)
+def _plain(value: Any) -> Any:
+    """``value`` with numpy's floats as Python's, which alone are floats to msgspec."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, float) else value
 
 
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # A JSON string is a valid TOML basic string once DEL, which JSON leaves bare, is escaped.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    return repr(value)
+def _all_finite(value: Any) -> bool:
+    """Every number in ``value``, also inside lists and tables, is finite; whole ones fit TOML's 64 bits."""
+    if isinstance(value, Mapping):
+        return all(map(_all_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_all_finite, value))
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return not isinstance(value, float) or math.isfinite(value)
