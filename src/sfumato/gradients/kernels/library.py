@@ -80,7 +80,7 @@ FAILURES = {
 
 @dataclass(frozen=True)
 class Kernels:
-    """The compiled functions by one path. ``lanes`` is 0 where ``unit_filters`` and ``head_sums`` are absent."""
+    """The compiled functions by one path; it has ``unit_filters`` and ``head_sums`` unless ``lanes`` is 0."""
 
     library: ctypes.CDLL
     path: str

@@ -99,7 +99,9 @@ def filter_moments(filters: Tensor, directions: Tensor) -> Tensor:
 
 def _channels_last(*images: Tensor) -> bool:
     """Whether the compiled sums know this layout."""
-    return all(image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last) for image in images)
+    return all(
+        image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last) for image in images
+    )
 
 
 def _positions(rows: Tensor) -> tuple[Tensor, int]:

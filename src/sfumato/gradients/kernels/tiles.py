@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sfumato.gradients.kernels.library import Convolution, Kernels, compiled, kernels_for
+from sfumato.gradients.kernels.library import Convolution, Kernels, kernels_for
 
 MAX_CLASSES = 128  # of the compiled head
 
@@ -40,7 +40,7 @@ def unit_filters(
     moments = torch.empty(3, num_units, filters, dtype=torch.float64, device="cpu")
     shifts = inputs.new_empty(num_units, filters)
     found = (result, moments, shifts)
-    _in_use().call("unit_filters", shape, gradients, inputs, directions.contiguous(), *found)
+    _tiles(inputs, gradients).call("unit_filters", shape, gradients, inputs, directions.contiguous(), *found)
     return found
 
 
@@ -70,12 +70,19 @@ def head_sums(
     norms, losses, weights, biases = found
     sizes = (len(targets), rows.shape[1], len(weight))
     numbers = targets.new_empty(0) if chosen is None else chosen.contiguous()
-    inputs = (rows, numbers, targets.contiguous(), squares.contiguous(), weight.contiguous(), bias.contiguous())
-    _in_use().call("head_sums", *inputs, bound, *sizes, weights, biases, norms, losses)
+    inputs = (
+        rows,
+        numbers,
+        targets.contiguous(),
+        squares.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+    )
+    _tiles(rows, weight, bias).call("head_sums", *inputs, bound, *sizes, weights, biases, norms, losses)
 
 
-def _in_use() -> Kernels:
-    kernels = compiled()
+def _tiles(*tensors: Tensor) -> Kernels:
+    kernels = kernels_for(*tensors)
     if kernels is None:
-        raise RuntimeError("there are no compiled kernels: ask offers_… first")
+        raise RuntimeError("no compiled kernels can take these tensors: ask offers_… first")
     return kernels
