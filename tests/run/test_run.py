@@ -195,6 +195,7 @@ class BatchNormNet(SmallNet):
         ({"model__options": {"width": 4, "norm": "batch"}}, None, PrivacyError, "mixes-examples"),
         ({"training__optimizer": "Adan"}, None, ConfigError, "unknown-optimizer"),
         ({"performance__device": "abacus"}, None, ConfigError, "no-device"),
+        ({"performance__device": "mps"}, None, ConfigError, "device-without-float64"),
         ({"model__name": "densenet121", "model__options": {}}, None, ModelError, "wrong-image-shape"),
         ({"model__name": "lenet", "model__options": {}}, None, ModelError, "image-too-small"),
         ({"data__mean": [0.5, 0.5]}, None, ConfigError, "bad-normalisation"),

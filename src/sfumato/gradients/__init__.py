@@ -4,7 +4,7 @@ Read in this order: ``clipped`` (what is computed), ``clipping`` (the bound), ``
 backward pass), ``claims`` (which layer answers for which parameter), ``piece`` (what a layer knows of its
 units' gradients), then the rules: ``linear``, ``normalisation``, ``convolution`` with ``operands``,
 ``columns`` and ``gram``, ``weight_standardisation``, ``fallback``; and ``choice`` among their strategies.
-``segments`` says which rows make a unit; ``fused`` holds the sums that are compiled.
+``segments`` says which rows make a unit; ``kernels`` holds the sums that are compiled.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.columns import columns_piece
-from sfumato.gradients.fused import offers_unit_filters, position_sums, unit_filters
 from sfumato.gradients.gram import deferred_sum, gram_multiply_adds, gram_pays, gram_products
+from sfumato.gradients.kernels import offers_unit_filters, position_sums, unit_filters
 from sfumato.gradients.operands import Convolution, geometry_of, operands, weight_gradient
 from sfumato.gradients.piece import Deferred, Materialised, Piece, squared_norms
 

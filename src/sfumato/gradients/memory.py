@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that can still be used on ``device``, respecting the container's limit on a CPU."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = psutil.virtual_memory().available
     for limit_file, used_file in _CONTAINER_FILES:
         try:
             with open(limit_file) as limit, open(used_file) as used:

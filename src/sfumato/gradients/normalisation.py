@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sfumato.errors import PrivacyError
 from sfumato.gradients.call import BackwardPass, Call, Strategy
-from sfumato.gradients.fused import channel_sums, group_norm_backward, position_products
+from sfumato.gradients.kernels import channel_sums, group_norm_backward, position_products
 from sfumato.gradients.piece import Materialised, Piece
 
 

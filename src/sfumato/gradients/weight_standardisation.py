@@ -31,8 +31,8 @@ from sfumato.gradients.convolution import (
     memory_order,
     offers_direct,
 )
-from sfumato.gradients.fused import channel_sums, filter_moments, position_products
 from sfumato.gradients.gram import deferred_sum, gram_multiply_adds, gram_pays, gram_products
+from sfumato.gradients.kernels import channel_sums, filter_moments, position_products
 from sfumato.gradients.operands import Convolution, Geometry, operands, pad
 from sfumato.gradients.piece import Deferred, Materialised, Piece
 

@@ -41,6 +41,8 @@ from sfumato.training.inputs import Units, Views
 from sfumato.training.last_layer import LastLayerViews, last_layer_views
 from sfumato.training.optimizers import build_optimizer
 
+WITHOUT_FLOAT64 = ("mps",)  # devices, by torch's names
+
 
 class Watcher(Protocol):
     """Whoever waits while something long is computed before or between steps."""
@@ -294,17 +296,26 @@ def examine(recipe: Recipe, splits: DataSplits, model: nn.Module, plan: Plan) ->
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is the accelerator if there is one."""
+    """``auto`` is the accelerator if there is one with float64, in which norms are added."""
     if name == "auto":
-        return torch.accelerator.current_accelerator() or torch.device("cpu")
+        found = torch.accelerator.current_accelerator()
+        return torch.device("cpu") if found is None or found.type in WITHOUT_FLOAT64 else found
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        if device.type not in WITHOUT_FLOAT64:
+            torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
             "no-device", f"device {name!r} cannot be used: {reason}", fix="Use auto or cpu."
         ) from error
+    if device.type in WITHOUT_FLOAT64:
+        raise ConfigError(
+            "device-without-float64",
+            f"device {name!r} has no float64",
+            why="Norms are added in float64, so that the bound holds in spite of rounding.",
+            fix="Use cpu, or auto, which takes the CPU here.",
+        )
     return device
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from sfumato.features.workers import one_per_core
 from sfumato.gradients import ClippedSum
-from sfumato.gradients.fused import head_sums, offers_head_sums
+from sfumato.gradients.kernels import head_sums, offers_head_sums
 from sfumato.noise import add_noise
 from sfumato.randomness import RandomSource
 

@@ -1,0 +1,59 @@
+"""The compiled kernels of sfumato.gradients; everything else is in pyproject.toml.
+
+They are optional: without a C compiler the package is the same, somewhat slower.
+"""
+
+from __future__ import annotations
+
+from glob import glob
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError
+
+PLACE = "src/sfumato/gradients/kernels"
+UNIX = ["-O3", "-std=gnu11", "-Wall", "-Wextra"]
+# Threads; else one thread with sums in vectors (Apple's compiler has no OpenMP); else plain C.
+WAYS = (
+    (["-fopenmp"], ["-fopenmp"]),
+    (["-fopenmp-simd", "-DOPENMP_SIMD"], []),
+    ([], []),
+)
+EXPORTS = (
+    *("kernels_version", "kernels_lanes", "channel_sums", "group_norm_backward"),
+    *("filter_moments", "unit_filters", "head_sums"),
+)
+
+
+class BuildKernels(build_ext):
+    """Takes the first of WAYS that the compiler knows; if none works the package is built without kernels."""
+
+    def build_extension(self, extension: Extension) -> None:
+        if self.compiler.compiler_type == "msvc":
+            extension.extra_compile_args = ["/O2", "/std:c11"]
+            return super().build_extension(extension)
+        for number, (compile_args, link_args) in enumerate(WAYS, start=1):
+            extension.extra_compile_args, extension.extra_link_args = UNIX + compile_args, [*link_args, "-lm"]
+            try:
+                return super().build_extension(extension)
+            except (CompileError, LinkError):
+                if number == len(WAYS):
+                    raise
+        return None
+
+    def get_export_symbols(self, extension: Extension) -> list[str]:
+        """Windows exports what is named: a library of C functions, not a Python module with its PyInit."""
+        return list(EXPORTS)
+
+
+setup(
+    cmdclass={"build_ext": BuildKernels},
+    ext_modules=[
+        Extension(
+            "sfumato.gradients.kernels._fused",
+            sources=sorted(glob(f"{PLACE}/*.c")),
+            depends=sorted(glob(f"{PLACE}/*.h")),
+            optional=True,
+        )
+    ],
+)

@@ -1,0 +1,27 @@
+"""Sums over memory that are worth one pass: compiled where a compiler was at hand, in PyTorch elsewhere.
+
+A performance question only: all ways agree up to rounding, and the tests hold them to it. ``sums`` has both
+forms of each sum, ``tiles`` what is only compiled, ``library`` finds and calls the compiled functions, which
+kernels.h declares.
+"""
+
+from sfumato.gradients.kernels.sums import (
+    channel_sums,
+    filter_moments,
+    group_norm_backward,
+    position_products,
+    position_sums,
+)
+from sfumato.gradients.kernels.tiles import head_sums, offers_head_sums, offers_unit_filters, unit_filters
+
+__all__ = [
+    "channel_sums",
+    "filter_moments",
+    "group_norm_backward",
+    "head_sums",
+    "offers_head_sums",
+    "offers_unit_filters",
+    "position_products",
+    "position_sums",
+    "unit_filters",
+]

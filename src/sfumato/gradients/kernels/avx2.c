@@ -1,0 +1,18 @@
+/* AVX2 with fused multiply-add: 16 registers of 8 numbers. */
+#include <math.h>
+
+#include "loops.h"
+
+#if BUILDS_AVX
+#define TARGET __attribute__((target("avx2,fma,bmi,bmi2,lzcnt,movbe,f16c")))
+#define LANES 8
+#define TALL 6
+#define BROAD 2
+#include "sum_loops.h"
+#include "tiles.h"
+#include "filter_tiles.h"
+#include "head_tiles.h"
+
+const struct loops avx2_loops = {LANES,     block_sums,   combine,       add_moments,
+                                 add_lines, block_shifts, add_head_block};
+#endif

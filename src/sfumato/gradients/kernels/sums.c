@@ -1,0 +1,131 @@
+/* Sums over positions, group norm's backward pass, and moments of filters; kernels.h says what they are. */
+#include <stdlib.h>
+
+#include "checks.h"
+#include "loops.h"
+
+int32_t channel_sums(int32_t path, struct floats g, struct floats x, int64_t rows, int64_t positions,
+                     int64_t channels, struct floats sums, struct floats products) {
+    const struct loops *loops = loops_of(path);
+    if (loops == NULL) return UNSUPPORTED;
+    int64_t values = PRODUCT(rows, positions, channels), results = PRODUCT(rows, channels);
+    REQUIRE(FITS(g, values));
+    REQUIRE(FITS(x, values));
+    REQUIRE(FITS(sums, results));
+    REQUIRE(FITS(products, results));
+    static const float centre[CHANNELS] = {0};
+    IN_THREADS
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t c = 0; c < channels; c += CHANNELS) {
+            int64_t start = row * positions * channels + c, width = least(CHANNELS, channels - c);
+            double s[CHANNELS], p[CHANNELS];
+            loops->block_sums(g.values + start, x.values + start, centre, positions, channels, width, s, p);
+            for (int64_t i = 0; i < width; i++) {
+                sums.values[row * channels + c + i] = (float)s[i];
+                products.values[row * channels + c + i] = (float)p[i];
+            }
+        }
+    return OK;
+}
+
+/* One row of group_norm_backward: its arrays, and its numbers of each channel. */
+struct norm_row {
+    const float *g, *x, *mean, *inverse, *weight;
+    int64_t positions, channels, groups;
+    float *gradient, *scale, *shift;
+    double *s, *p;
+    float *centre, *a, *b, *c;
+};
+
+/* With x_hat = (x - m) r and S, P the sums of w g and w g (x - m) over a group of n values,
+ *     dx = r w g - (x - m) P r^3 / n - S r / n,   d scale = sum of g x_hat,   d shift = sum of g. */
+static void norm_row_backward(const struct loops *loops, const struct norm_row *k) {
+    int64_t width = k->channels / k->groups;
+    double n = (double)width * (double)k->positions;
+    for (int64_t i = 0; i < k->channels; i++) k->centre[i] = k->mean[i / width];
+    for (int64_t c = 0; c < k->channels; c += CHANNELS)
+        loops->block_sums(k->g + c, k->x + c, k->centre + c, k->positions, k->channels,
+                          least(CHANNELS, k->channels - c), k->s + c, k->p + c);
+    for (int64_t group = 0; group < k->groups; group++) {
+        double r = k->inverse[group], S = 0, P = 0;
+        int64_t first = group * width;
+        for (int64_t i = first; i < first + width; i++)
+            S += k->weight[i] * k->s[i], P += k->weight[i] * k->p[i];
+        for (int64_t i = first; i < first + width; i++) {
+            k->a[i] = (float)(r * k->weight[i]);
+            k->b[i] = (float)(-P * r * r * r / n);
+            k->c[i] = (float)(-S * r / n);
+            k->scale[i] = (float)(k->p[i] * r);
+            k->shift[i] = (float)k->s[i];
+        }
+    }
+    loops->combine(k->g, k->x, k->centre, k->positions, k->channels, k->a, k->b, k->c, k->gradient);
+}
+
+/* Room for a row's numbers of each channel; false where there is no memory. `free(k->s)` gives it back. */
+static int make_room(struct norm_row *k) {
+    size_t channels = (size_t)k->channels;
+    k->s = malloc(channels * (2 * sizeof(double) + 4 * sizeof(float)) + 1);
+    if (k->s == NULL) return 0;
+    k->p = k->s + channels;
+    k->centre = (float *)(k->p + channels);
+    k->a = k->centre + channels, k->b = k->a + channels, k->c = k->b + channels;
+    return 1;
+}
+
+int32_t group_norm_backward(int32_t path, struct floats g, struct floats x, struct floats mean,
+                            struct floats inverse, struct floats weight, int64_t rows, int64_t positions,
+                            int64_t channels, int64_t groups, struct floats gradient, struct floats scale,
+                            struct floats shift) {
+    const struct loops *loops = loops_of(path);
+    if (loops == NULL) return UNSUPPORTED;
+    if (groups < 1 || channels < groups || channels % groups != 0) return WRONG_SIZE;
+    int64_t values = PRODUCT(rows, positions, channels), results = PRODUCT(rows, channels);
+    REQUIRE(PRODUCT(channels, 4) < 0 ? WRONG_SIZE : OK); /* the room of a row, in doubles */
+    REQUIRE(FITS(g, values));
+    REQUIRE(FITS(x, values));
+    REQUIRE(FITS(mean, PRODUCT(rows, groups)));
+    REQUIRE(FITS(inverse, PRODUCT(rows, groups)));
+    REQUIRE(FITS(weight, channels));
+    REQUIRE(FITS(gradient, values));
+    REQUIRE(FITS(scale, results));
+    REQUIRE(FITS(shift, results));
+    int32_t status = OK;
+    IN_THREADS
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t start = row * positions * channels, channel = row * channels, group = row * groups;
+        struct norm_row k = {
+            .g = g.values + start, .x = x.values + start, .mean = mean.values + group,
+            .inverse = inverse.values + group, .weight = weight.values, .positions = positions,
+            .channels = channels, .groups = groups, .gradient = gradient.values + start,
+            .scale = scale.values + channel, .shift = shift.values + channel,
+        };
+        if (make_room(&k))
+            norm_row_backward(loops, &k);
+        else
+            status = NO_MEMORY; /* whichever threads write, they write the same */
+        free(k.s);
+    }
+    return status;
+}
+
+int32_t filter_moments(int32_t path, struct floats values, struct floats directions, int64_t parts,
+                       int64_t apart, int64_t units, int64_t filters, int64_t length, struct doubles moments) {
+    const struct loops *loops = loops_of(path);
+    if (loops == NULL) return UNSUPPORTED;
+    int64_t count = PRODUCT(units, filters), piece = PRODUCT(units, filters, length);
+    int64_t before = parts > 0 ? PRODUCT(parts - 1, apart) : -1; /* where the last part begins */
+    if (before < 0 || piece < 0) return WRONG_SIZE;
+    REQUIRE(FITS(values, piece == 0 ? 0 : before + piece));
+    REQUIRE(FITS(directions, PRODUCT(parts, filters, length)));
+    REQUIRE(FITS(moments, PRODUCT(3, units, filters)));
+    IN_THREADS
+    for (int64_t row = 0; row < count; row++) {
+        double total[3] = {0, 0, 0};
+        for (int64_t part = 0; part < parts; part++)
+            loops->add_moments(values.values + part * apart + row * length,
+                               directions.values + (part * filters + row % filters) * length, length, total);
+        for (int64_t i = 0; i < 3; i++) moments.values[i * count + row] = total[i];
+    }
+    return OK;
+}
