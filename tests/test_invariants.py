@@ -18,7 +18,7 @@ from sfumato import training
 from sfumato.averaging import WeightAverage
 from sfumato.gradients import ClippedSum, clipped_sum
 from sfumato.privacy import Plan
-from sfumato.randomness import SecureSource, SeededSource
+from sfumato.randomness import SecureSource, SeededSource, UnitRandomness
 from sfumato.units import Units, Views
 from small_runs import SmallNet, small_set
 
@@ -93,8 +93,9 @@ def test_however_many_views_or_images_a_unit_moves_the_weights_by_one_clip(patie
 
 def test_a_patient_has_at_most_so_many_images_in_a_step():
     units = Units.patients(small_set(40, seed=1, patients=4), max_images=3)
-    generator = torch.Generator().manual_seed(0)
-    chosen = [units.choose(2, generator) for _ in range(50)]
+    source = SeededSource(0)
+    steps = [UnitRandomness(source, purpose="augmentation", step=step) for step in range(50)]
+    chosen = [units.choose(2, draws) for draws in steps]
     assert {len(images) for images in chosen} == {3}
     assert len({tuple(images.tolist()) for images in chosen}) > 10  # and not always the same ones
 

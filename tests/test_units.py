@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sfumato.errors import DataError
+from sfumato.randomness import SeededSource, UnitRandomness
 from sfumato.units import Units, Views
 from small_runs import small_set
 
@@ -13,9 +14,13 @@ VIEWS = Views(mean=(0.5,), std=(0.25,), count=3, padding=1, flip=True)
 CPU = torch.device("cpu")
 
 
+def of_step(step, seed=0):
+    return UnitRandomness(SeededSource(seed), purpose="augmentation", step=step)
+
+
 def batches_of(units, indices, *, views=VIEWS, max_rows=24, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return list(views.microbatches(units, indices, max_rows=max_rows, generator=generator, device=CPU))
+    draws = of_step(0, seed)
+    return list(views.microbatches(units, indices, max_rows=max_rows, randomness=draws, device=CPU))
 
 
 def test_patients_own_exactly_their_images():
@@ -23,14 +28,13 @@ def test_patients_own_exactly_their_images():
     units = Units.patients(data, max_images=100)
     assert len(units) == 7
     for patient in range(7):
-        mine = units.choose(patient, torch.Generator())
+        mine = units.choose(patient, of_step(0))
         assert set(mine.tolist()) == set((data.patients == patient).nonzero()[:, 0].tolist())
 
 
 def test_a_patient_counts_with_at_most_so_many_images_chosen_anew_each_time():
     units = Units.patients(small_set(60, seed=0, patients=2), max_images=4)
-    generator = torch.Generator().manual_seed(0)
-    choices = {tuple(sorted(units.choose(0, generator).tolist())) for _ in range(20)}
+    choices = {tuple(sorted(units.choose(0, of_step(step)).tolist())) for step in range(20)}
     assert {len(choice) for choice in choices} == {4}
     assert len(choices) > 10
 

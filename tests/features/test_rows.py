@@ -28,6 +28,7 @@ from sfumato.ledger import Ledger
 from sfumato.models import create_model
 from sfumato.planning import build_plan
 from sfumato.preparation import prepare
+from sfumato.randomness import SeededSource, UnitRandomness
 from sfumato.recipe import load_recipe, with_settings
 from sfumato.run import train
 from sfumato.state import load_state
@@ -161,7 +162,8 @@ def test_the_closed_form_is_the_engine_and_a_patient_counts_once(patients):
     views = FeatureViews(features=features)
     units = Units.patients(data, max_images=4) if patients else Units.images(data)
     indices = torch.arange(0, len(units), 2)
-    parts = views.microbatches(units, indices, max_rows=7, generator=generator, device=torch.device("cpu"))
+    draws = UnitRandomness(SeededSource(0), purpose="augmentation", step=0)
+    parts = views.microbatches(units, indices, max_rows=7, randomness=draws, device=torch.device("cpu"))
     engine = clipped_total(model, parts, clip_norm=0.5)
     assert len(engine.norms) == len(indices)
     sums = closed_form_sums(model, views, units)

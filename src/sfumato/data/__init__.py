@@ -13,6 +13,7 @@ _PUBLIC = {
     "carve_validation": "images",
     "load_data": "loading",
     "augment": "augmentation",
+    "crop_and_flip": "augmentation",
     "normalise": "augmentation",
     "normalisation_for": "augmentation",
     "duplicate_images": "overlap",
