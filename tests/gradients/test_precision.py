@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from comparison import Forced
@@ -36,22 +37,26 @@ def test_one_unit_moves_the_sum_by_at_most_the_bound_in_any_precision(dtype, str
         keep = torch.arange(300) != gone
         rest = clipped_sum(model, inputs[keep], targets[keep], **options)
         assert 0 < moved(whole, rest) <= CLIP
-    # control: the same sum, added up in the weights' own precision, is off by more than that in bfloat16
-    if dtype == torch.bfloat16:
-        parts = [
-            clipped_sum(model, inputs[i : i + 1], targets[i : i + 1], clip_norm=CLIP).gradients
-            for i in range(300)
-        ]
-        total = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
-        for part in parts:
-            total = {name: value + part[name].to(dtype) for name, value in total.items()}
-        lost = {name: value.double() - whole.gradients[name] for name, value in total.items()}
-        assert norm_of(lost) > 10 * CLIP
+
+
+def test_a_sum_in_the_weights_own_precision_would_lose_units():
+    """Control: a thousand equal gradients in bfloat16 end at 256 of them."""
+    model, inputs = model_of(torch.bfloat16), torch.ones(1000, 30, dtype=torch.bfloat16)
+    targets = torch.zeros(1000, dtype=torch.int64)
+    one = clipped_sum(model, inputs[:1], targets[:1], clip_norm=CLIP).gradients
+    rounded = {name: torch.zeros_like(value, dtype=torch.bfloat16) for name, value in one.items()}
+    for _ in range(1000):
+        rounded = {name: value + one[name].to(torch.bfloat16) for name, value in rounded.items()}
+    whole = clipped_sum(model, inputs, targets, clip_norm=CLIP, microbatch_size=10).gradients
+    exact = {name: 1000 * value for name, value in one.items()}
+    assert norm_of({name: value - exact[name] for name, value in whole.items()}) < 0.01 * CLIP
+    assert norm_of({name: value - exact[name] for name, value in rounded.items()}) > 100 * CLIP
 
 
 def test_a_tiny_factor_keeps_its_digits_in_half_precision():
     """|g| is 1e6 times the bound: in float16 such a factor would be subnormal, 1.6 C."""
     model = nn.Linear(4, 3).to(torch.float16)
+    model.weight.data.zero_()
     inputs = torch.full((1, 4), 1000.0, dtype=torch.float16)
     for clip_norm in (1e-3, 3.1e-5, 7.7e-6):
         total = clipped_sum(model, inputs, torch.tensor([0]), clip_norm=clip_norm)
@@ -105,4 +110,6 @@ def test_the_closed_form_adds_up_in_float64():
     assert moved(total, rest) <= 0.1
     exact = {name: 20_000 * value for name, value in one.gradients.items()}
     lost = norm_of({name: value - exact[name] for name, value in total.gradients.items()})
-    assert lost < 1e-3 * 0.1 * 20  # float32 would lose a hundred times as much
+    in_float32 = np.add.accumulate(np.full(20_000, one.gradients["weight"][0, 0].item(), dtype=np.float32))[-1]
+    assert lost < 0.1 * 0.1
+    assert abs(in_float32 - exact["weight"][0, 0].item()) > 3 * lost  # control: one coordinate alone

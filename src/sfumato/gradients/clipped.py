@@ -16,7 +16,7 @@ from sfumato.gradients.passes import record
 from sfumato.gradients.piece import Piece, working_dtype
 from sfumato.gradients.segments import Segments, check_unit_index, microbatches, singletons
 from sfumato.gradients.stochastic import Generators, Randomness, RowDraws, check_unit_ids
-from sfumato.gradients.suitability import check_tensors
+from sfumato.gradients.suitability import check_suitable
 
 SMALLEST_CLIP_NORM = 1e-12
 MARGIN_IN_EPS = 64  # covers the rounding of norms and factors, and of sums of few units: 8e-6 in float32
@@ -86,15 +86,15 @@ def clipped_sum(
     units = _check(model, trained, inputs, targets, clip_norm, unit_index, microbatch_size)
     if randomness is not None:
         check_unit_ids(unit_ids, units)
-    generators = Generators(inputs.device)
-    choices = choices or _REMEMBERED
+    generators, choices = Generators(inputs.device), choices or _REMEMBERED
     eps = max(torch.finfo(working_dtype(value.dtype)).eps for value in trained.values())
-    totals = {name: _zeros(value) for name, value in trained.items()}
-    norms = torch.zeros(units, dtype=torch.float64, device=inputs.device)
-    losses = torch.zeros(units, dtype=torch.float64, device=inputs.device)
-    try:
-        with torch.inference_mode(False):
-            inputs, targets = _plain(inputs), _plain(targets)
+    with torch.inference_mode(False):
+        inputs, targets = _plain(inputs), _plain(targets)
+        # in float64, so that no microbatch rounds those before it
+        totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in trained.items()}
+        norms = torch.zeros(units, dtype=torch.float64, device=inputs.device)
+        losses = torch.zeros(units, dtype=torch.float64, device=inputs.device)
+        try:
             max_rows = microbatch_size or choices.rows_per_pass(model, inputs)
             for chosen, which, segments in _passes(len(inputs), unit_index, max_rows, inputs.device):
                 draws = None if randomness is None else RowDraws.of(randomness, unit_ids[which], segments)
@@ -105,8 +105,8 @@ def clipped_sum(
                 with torch.autocast(inputs.device.type, enabled=False):
                     norms[which] = _add_clipped(totals, pieces, segments, clip_norm, clipping, eps)
                 losses[which] = values.double()
-    finally:
-        generators.restore()  # measuring and probing leave no trace either
+        finally:
+            generators.restore()  # measuring and probing leave no trace either
     return ClippedSum(
         gradients=totals, norms=norms, losses=losses, sensitivity=clipping.sensitivity(clip_norm)
     )
@@ -152,16 +152,11 @@ def _check(
             why="Each row has one target; others would be ignored, or go to another row.",
             fix=f"Pass a tensor of {rows} targets, in the order of the rows.",
         )
-    check_tensors(model)
+    check_suitable(model)
     if unit_index is None:
         return rows
     check_unit_index(unit_index, rows)
     return int(unit_index.max()) + 1 if rows else 0
-
-
-def _zeros(parameter: Tensor) -> Tensor:
-    """Where a parameter's sum is added up: in float64, so that no microbatch rounds those before it."""
-    return torch.zeros_like(parameter, dtype=torch.float64)
 
 
 def _plain(values: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def _pieces(call: Call) -> dict[str, Piece]:
         try:
             with sdpa_kernel(SDPBackend.MATH), _replaying(call, group):  # fused kernels have no batching rule
                 draws = "different" if call.draws else "error"
-                result = vmap(partial(_gradient, call), in_dims=dims, randomness=draws)(*operands)
+                result = vmap(partial(_gradient, call, by_autograd=False), in_dims=dims, randomness=draws)(*operands)
         except (RuntimeError, ValueError):  # not every operation has a batching rule; one by one always works
             result = _one_by_one(call, group, dims, operands)
         for name, value in result.items():
@@ -61,8 +61,8 @@ def _pieces(call: Call) -> dict[str, Piece]:
     return {name: Materialised(torch.cat(values)) for name, values in found.items()}
 
 
-def _gradient(call: Call, args: tuple, kwargs: dict, gradients: tuple) -> dict[str, Tensor]:
-    """The gradient of one unit's rows for the call's parameters."""
+def _gradient(call: Call, args: tuple, kwargs: dict, gradients: tuple, *, by_autograd: bool) -> dict[str, Tensor]:
+    """The gradient of one unit's rows for the call's parameters; plain autograd knows no vmap, but all models."""
     module = call.module
     constants = {id(value): value.detach() for value in module.parameters()}
     trained = {name: parameter_of(module, name) for name in sorted(call.names)}
@@ -79,10 +79,21 @@ def _gradient(call: Call, args: tuple, kwargs: dict, gradients: tuple) -> dict[s
 
     # The inputs' gradient is asked for because PyTorch's group norm crashes in channels last without it.
     start = {name: value.detach() for name, value in trained.items()}
-    values, pull = vjp(outputs, start, [leaves[i] for i in floats])
-    return pull(
-        tuple(torch.zeros_like(v) if g is None else g for v, g in zip(values, gradients, strict=True))
-    )[0]
+    inputs = [leaves[i].detach() for i in floats]
+    if not by_autograd:
+        values, pull = vjp(outputs, start, inputs)
+        return pull(
+            tuple(torch.zeros_like(v) if g is None else g for v, g in zip(values, gradients, strict=True))
+        )[0]
+    with torch.enable_grad():
+        wanted = [value.requires_grad_() for value in (*start.values(), *inputs)]
+        pairs = zip(outputs(start, [value.clone() for value in inputs]), gradients, strict=True)
+        seen = [(value, g) for value, g in pairs if g is not None and value.requires_grad]
+        found = torch.autograd.grad([v for v, _ in seen], wanted, [g for _, g in seen], allow_unused=True)
+    return {
+        name: torch.zeros_like(value) if g is None else g
+        for (name, value), g in zip(start.items(), found, strict=False)
+    }
 
 
 @contextmanager
@@ -114,7 +125,7 @@ def _one_by_one(call: Call, group: Group, dims: tuple, operands: tuple) -> dict[
         )
         try:
             with _replaying(call, group, unit):
-                each.append(_gradient(call, *own))
+                each.append(_gradient(call, *own, by_autograd=True))
         except RuntimeError as error:
             raise ModelError(
                 "no-unit-gradient",

@@ -92,16 +92,6 @@ def instance_norm_rule(call: Call) -> list[Strategy]:
 def batch_norm_rule(call: Call) -> list[Strategy]:
     """Batch norm with frozen statistics: a scale and a shift per channel."""
     module = call.module
-    if getattr(module, "track_running_stats", True) is False or (
-        module.training and hasattr(module, "track_running_stats")
-    ):
-        raise PrivacyError(
-            "mixes-examples",
-            f"{call.path} ({type(module).__name__}) normalises with statistics of the whole batch.",
-            why="Clipping one example then no longer bounds its influence.",
-            fix="Use --set model.options.norm=group, or sfumato.make_private_ready(model), or eval mode.",
-        )
-
     def pieces() -> dict[str, Piece]:
         inverse = (module.running_var[None] + module.eps).rsqrt()
         return _channel_affine(call, module.running_mean[None], inverse)

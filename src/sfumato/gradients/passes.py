@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from sfumato.gradients.stochastic import (
     refuse_foreign_randomness,
     refuse_random,
 )
-from sfumato.gradients.suitability import check_suitable, check_untouched, contents_of
+from sfumato.gradients.suitability import check_untouched, contents_of
 from sfumato.gradients.swapping import swapped
 from sfumato.gradients.tape import Tape
 
@@ -45,7 +46,6 @@ def record(
     state = state_of(model)
     known = choices.claims.get(model)
     if known is None or known.state != state:
-        check_suitable(model)
         claims, probed_well = claims_of(model), False
         is_random = _draws(model, inputs[:1])
     else:
@@ -60,7 +60,7 @@ def record(
         before, generators = contents_of(model), Generators(inputs.device)
         tape = Tape(claims, segments, len(inputs), choices)
         tape.drawn = _drawn(model, inputs, draws, state, choices) if is_random else None
-        with torch.enable_grad():
+        with torch.enable_grad(), _plain_recurrence(model):
             with tape.recording(model), swapped(model, _detached_by_id(model)), drawing(tape.drawn):
                 outputs = model(inputs)
             if tape.lost:
@@ -68,7 +68,7 @@ def record(
                 probed_well = False
                 continue
             per_unit = segments.sum(row_losses(loss, outputs, targets)) / segments.sizes
-            tape.backward(per_unit.sum())
+            _backward(tape, per_unit.sum())
         check_untouched(model, before)
         if _disturbed(model, inputs, generators):  # p has been raised since, for instance
             if is_random:
@@ -79,9 +79,28 @@ def record(
         return tape.pieces, per_unit.detach()
 
 
+def _backward(tape: Tape, total: Tensor) -> None:
+    try:
+        tape.backward(total)
+    except CheckpointError as error:
+        raise ModelError(
+            "checkpointed-model",
+            "the model recomputes parts of its forward pass (torch.utils.checkpoint).",
+            why="The layers inside would be seen twice. Only input gradients are kept here, so that it saves "
+            "little memory anyway.",
+            fix="Switch checkpointing off, and use a smaller microbatch_size.",
+        ) from error
+
+
+def _plain_recurrence(model: nn.Module) -> AbstractContextManager[None]:
+    """The library's fused LSTM keeps nothing for its backward pass if only the input wants a gradient."""
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        return torch.backends.mkldnn.flags(enabled=False)
+    return nullcontext()
+
+
 def _draws(model: nn.Module, inputs: Tensor) -> bool:
-    with torch.random.fork_rng(devices=[]):
-        return first_random_layer(model, inputs) is not None
+    return first_random_layer(model, inputs) is not None
 
 
 def _probed_with(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sfumato.errors import ModelError, PrivacyError
 
@@ -37,6 +38,14 @@ def check_suitable(model: nn.Module) -> None:
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             _check_embedding(name, module)
+        if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
+            raise PrivacyError(
+                "mixes-examples",
+                f"{name} normalises with statistics of the whole batch.",
+                why="Clipping one example then no longer bounds its influence.",
+                fix="Use --set model.options.norm=group, or sfumato.make_private_ready(model), or eval mode.",
+            )
+    _check_tensors(model)
 
 
 def _check_embedding(name: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
@@ -79,7 +88,7 @@ def check_untouched(model: nn.Module, before: dict[str, tuple[int, int]]) -> Non
     )
 
 
-def check_tensors(model: nn.Module) -> None:
+def _check_tensors(model: nn.Module) -> None:
     """Refuse parameters that were made under torch.inference_mode: autograd cannot record with them."""
     for name, value in model.named_parameters():
         if value.is_inference():
