@@ -93,8 +93,8 @@ TWELVE = [
     Fault(
         "nan-passes",
         "gradients/clipping.py",
-        "    return torch.where(norms.isfinite(), factors, 0.0)\n\n\n",
-        "    return factors\n\n\n",
+        "    return torch.where(norms.isfinite() & (factors > SMALLEST), factors, 0.0)\n",
+        "    return factors\n",
         ("test_sensitivity.py",),
     ),
     Fault(
@@ -183,6 +183,72 @@ MORE = [
     ),
 ]
 
+ENGINE = [
+    Fault(
+        "draws-by-place",
+        "gradients/stochastic.py",
+        "words = self.randomness.words(self.units, self.rows, count, stream=stream)",
+        "words = self.randomness.words(np.arange(len(self.units)), self.rows, count, stream=stream)",
+        ("gradients/test_stochastic.py",),
+    ),
+    Fault(
+        "draws-of-the-global-generator",
+        "gradients/random_operations.py",
+        "if torch.Tag.nondeterministic_seeded not in func.tags or",
+        "if func is not torch.ops.aten.poisson.default or",
+        ("gradients/test_stochastic.py",),
+    ),
+    Fault(
+        "positions-taken-for-rows",
+        "gradients/stochastic.py",
+        "elif first[:1] == (2,) and second[:1] == (3,) and first[1:] == second[1:]:",
+        "elif True:",
+        ("gradients/test_stochastic.py",),
+    ),
+    Fault(
+        "repeated-with-other-draws",
+        "gradients/stochastic.py",
+        "        return self.values.pop(0)\n",
+        "        return torch.rand_like(self.values.pop(0))\n",
+        ("gradients/test_stochastic.py",),
+    ),
+    Fault(
+        "views-by-place",
+        "units.py",
+        "owners = unit_ids.repeat_interleave(sizes).numpy()",
+        "owners = torch.arange(len(group)).repeat_interleave(sizes).numpy()",
+        ("test_units.py",),
+    ),
+    Fault(
+        "sum-in-half-precision",
+        "gradients/clipped.py",
+        "totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in trained.items()}",
+        "totals = {name: torch.zeros_like(value) for name, value in trained.items()}",
+        ("gradients/test_precision.py",),
+    ),
+    Fault(
+        "working-precision-of-the-weights",
+        "gradients/piece.py",
+        "return torch.promote_types(dtype, torch.float32)",
+        "return dtype",
+        ("gradients/test_precision.py",),
+    ),
+    Fault(
+        "outputs-counted-twice",
+        "gradients/tape.py",
+        "elif value._is_view() or not alone:",
+        "elif value._is_view():",
+        ("gradients/test_third_party.py",),
+    ),
+    Fault(
+        "forward-may-keep",
+        "gradients/suitability.py",
+        "    if after == before:\n        return\n",
+        "    return\n",
+        ("gradients/test_third_party.py",),
+    ),
+]
+
 
 def run_tests(source: Path, tests: list[str]) -> tuple[int, str]:
     """pytest's exit code and its last line, with the package taken from ``source``."""
@@ -232,9 +298,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="faults to plant; all by default")
     names = parser.parse_args().names
-    faults = [fault for fault in TWELVE + MORE if not names or fault.name in names]
+    faults = [fault for fault in TWELVE + MORE + ENGINE if not names or fault.name in names]
     if names and len(faults) != len(names):
-        raise SystemExit(f"known faults: {', '.join(fault.name for fault in TWELVE + MORE)}")
+        raise SystemExit(f"known faults: {', '.join(fault.name for fault in TWELVE + MORE + ENGINE)}")
     tests = sorted({test for fault in faults for test in fault.tests})
     code, told = examine(None, tests)
     print(f"{'no fault':<36} {'passes' if code == 0 else 'FAILS'}   {told}", flush=True)

@@ -84,8 +84,9 @@ def test_however_many_views_or_images_a_unit_moves_the_weights_by_one_clip(patie
 
     assert 0.9 * limit < step() <= limit * (1 + 1e-4)
 
-    def row_by_row(model, inputs, targets, *, clip_norm, unit_index=None, **options) -> ClippedSum:
-        return clipped_sum(model, inputs, targets, clip_norm=clip_norm, **options)
+    def row_by_row(model, inputs, targets, *, clip_norm, unit_index=None, unit_ids, **options) -> ClippedSum:
+        own = torch.arange(len(inputs))
+        return clipped_sum(model, inputs, targets, clip_norm=clip_norm, unit_ids=own, **options)
 
     monkeypatch.setattr(training, "clipped_sum", row_by_row)
     assert step() > 1.5 * limit  # the control: each view clipped on its own

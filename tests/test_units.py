@@ -77,3 +77,20 @@ def test_views_of_one_unit_do_not_depend_on_other_units_images():
 
 def test_an_empty_batch_gives_no_microbatch():
     assert batches_of(Units.images(small_set(4, seed=0)), torch.zeros(0, dtype=torch.int64)) == []
+
+
+@pytest.mark.parametrize("max_rows", [3, 24, 1000])
+def test_views_of_one_unit_do_not_depend_on_its_place_or_on_who_else_is_there(max_rows):
+    units = Units.patients(small_set(60, seed=0, patients=9), max_images=3)
+
+    def rows_of(unit, indices):
+        for part in batches_of(units, indices, max_rows=max_rows):
+            place = (part.unit_ids == unit).nonzero()
+            if len(place):
+                return part.inputs[part.unit_index == int(place)]
+        return None
+
+    alone, among = rows_of(5, torch.tensor([5])), rows_of(5, torch.tensor([8, 1, 5, 0]))
+    assert torch.equal(alone, among)
+    other = batches_of(units, torch.tensor([5]), seed=1)[0].inputs
+    assert not torch.equal(alone, other)  # control: another step draws other views

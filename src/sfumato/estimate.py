@@ -93,9 +93,7 @@ def _seconds_of(prepared: Prepared, inputs: Tensor) -> float:
             plain_total(prepared.model, [part])
             prepared.model.zero_grad(set_to_none=True)
         else:
-            clipped_total(
-                prepared.model, [part], clip_norm=prepared.plan.clip_norm, randomness=randomness
-            )
+            clipped_total(prepared.model, [part], clip_norm=prepared.plan.clip_norm, randomness=randomness)
     return time.perf_counter() - began
 
 

@@ -112,7 +112,7 @@ class UnitRandomness:
 
         ``units`` are numbers in the data set, ``rows`` count from 0 within each unit.
         """
-        if len(units) and not (0 <= units.min() and units.max() < _MAX_UNITS):
+        if len(units) and not 0 <= units.min() <= units.max() < _MAX_UNITS:
             raise ConfigError(
                 "bad-unit-ids",
                 f"unit numbers range from {units.min()} to {units.max()}.",

@@ -57,8 +57,8 @@ def fit(
     engine, as for a linear head on fixed features.
 
     Guarantee: batches are drawn as the plan accounts them, each unit enters through one clipped gradient, its
-    views and what the model draws for it come from ``source`` and do not depend on the other units, noise is added once per step to the sum over all microbatches, and ``spend`` returns before the noisy
-    sum is used.
+    views and what the model draws for it come from ``source`` and do not depend on other units, noise is
+    added once per step to the sum over all microbatches, and ``spend`` returns before the noisy sum is used.
     """
     device = next(model.parameters()).device
     divisor = plan.batch_size * (plan.clip_norm if normalised_update else 1.0)
@@ -128,8 +128,8 @@ def clipped_total(
 ) -> ClippedSum:
     """The clipped sum over all units of a batch, one microbatch in memory at a time.
 
-    An empty batch gives zeros of the same sensitivity: an ordinary step of pure noise. What the model draws at
-    random comes from ``randomness``, for each unit by its number.
+    An empty batch gives zeros of the same sensitivity: an ordinary step of pure noise. What the model
+    draws at random comes from ``randomness``, for each unit by its number.
     """
     trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     device = trained[0][1].device

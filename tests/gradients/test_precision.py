@@ -110,6 +110,8 @@ def test_the_closed_form_adds_up_in_float64():
     assert moved(total, rest) <= 0.1
     exact = {name: 20_000 * value for name, value in one.gradients.items()}
     lost = norm_of({name: value - exact[name] for name, value in total.gradients.items()})
-    in_float32 = np.add.accumulate(np.full(20_000, one.gradients["weight"][0, 0].item(), dtype=np.float32))[-1]
+    in_float32 = np.add.accumulate(np.full(20_000, one.gradients["weight"][0, 0].item(), dtype=np.float32))[
+        -1
+    ]
     assert lost < 0.1 * 0.1
     assert abs(in_float32 - exact["weight"][0, 0].item()) > 3 * lost  # control: one coordinate alone

@@ -1,4 +1,4 @@
-"""What a model draws at random belongs to its units: not to their places, and never to PyTorch's generator."""
+"""What a model draws at random belongs to its units, not to their places in a batch."""
 
 from __future__ import annotations
 
@@ -257,9 +257,7 @@ def test_modules_whose_forward_pass_is_repeated_see_the_same_numbers(kind, unit_
         model, inputs, targets, clip_norm=1e9, randomness=draws, unit_ids=ids, choices=Choices(),
         unit_index=None if unit_index is None else index,
     )  # fmt: skip
-    expected = reference(
-        _Answered(model, draws, ids[index].numpy(), rows), inputs, targets, unit_index=index
-    )
+    expected = reference(_Answered(model, draws, ids[index].numpy(), rows), inputs, targets, unit_index=index)
     clean = {name.removeprefix("model."): value for name, value in expected.clipped_sum(1e9).items()}
     assert distance(total.gradients, clean) < 1e-10
     torch.testing.assert_close(total.norms, expected.norms, rtol=1e-10, atol=0)

@@ -84,7 +84,9 @@ class OnParentAndLinear(nn.Module):
 
 
 def eval_spectral() -> nn.Module:
-    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
+    model = nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)
+    )
     model[0].parametrizations.eval()
     return model
 
@@ -211,7 +213,9 @@ def test_a_microbatch_of_no_size_is_refused(size):
     assert refused(TwoNames(), microbatch_size=size, kind=ConfigError).code == "bad-microbatch-size"
 
 
-@pytest.mark.parametrize("targets", [torch.zeros(7, dtype=torch.int64), torch.zeros(5, dtype=torch.int64), [0] * 6])
+@pytest.mark.parametrize(
+    "targets", [torch.zeros(7, dtype=torch.int64), torch.zeros(5, dtype=torch.int64), [0] * 6]
+)
 def test_surplus_and_missing_targets_are_refused(targets):
     assert refused(TwoNames(), targets=targets, kind=ConfigError).code == "bad-targets"
 
@@ -289,7 +293,9 @@ def test_a_loss_of_several_values_is_refused():
     loss = nn.BCEWithLogitsLoss(reduction="none")
     error = refused(nn.Linear(4, 3), targets=torch.rand(6, 3), loss=loss, kind=ConfigError)
     assert error.code == "loss-not-scalar"
-    clipped_sum(nn.Linear(4, 3), torch.randn(6, 4), torch.rand(6, 3), clip_norm=1.0, loss=nn.BCEWithLogitsLoss())
+    clipped_sum(
+        nn.Linear(4, 3), torch.randn(6, 4), torch.rand(6, 3), clip_norm=1.0, loss=nn.BCEWithLogitsLoss()
+    )
 
 
 class Checkpointed(nn.Module):

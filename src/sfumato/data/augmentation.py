@@ -80,7 +80,7 @@ def crop_and_flip(images: Tensor, words: Tensor, *, padding: int, flip: bool) ->
     included ("symmetric"). ``words``, (B, views, 3) random whole numbers, say where and whether flipped; no
     views return the images as they are.
 
-    Guarantee: each view is computed from its own image and its own words, so no example enters another's rows.
+    Guarantee: each view is computed from its own image and its own words: no example enters another's rows.
     """
     batch, channels, height, width = images.shape
     views = words.shape[1]

@@ -33,7 +33,9 @@ class Call:
     gradients: tuple[Tensor | None, ...] = ()  # one per output tensor; None where the loss does not see it
     state: tuple[Tensor, ...] | None = None  # statistics that the forward pass has computed already
     key: Hashable = None  # what the choice of a strategy depends on
-    draws: tuple[tuple[bool, Tensor], ...] = ()  # random numbers of the pass: whether they have rows, and they
+    draws: tuple[
+        tuple[bool, Tensor], ...
+    ] = ()  # random numbers of the pass: whether they have rows, and they
 
     @property
     def input(self) -> Tensor:

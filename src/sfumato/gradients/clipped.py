@@ -72,13 +72,13 @@ def clipped_sum(
     finite counts as zero. The model must treat each row on its own: ``sfumato.doctor.check_model`` tells.
 
     A model that draws random numbers (dropout) needs ``randomness``, a ``UnitRandomness`` of this step, and
-    ``unit_ids``, the units' numbers in the data set: a unit's numbers then do not depend on its place. Without
-    it such a model is refused. PyTorch's own generators are left as they were.
+    ``unit_ids``, the units' numbers in the data set: what a unit draws then does not depend on its place.
+    Without it such a model is refused. PyTorch's own generators are left as they were.
 
     Rounding: units are added in float64, so that the bound holds for any number of units and microbatches,
     with two exceptions in the working precision (float32, also for weights in half precision). Eight
-    neighbouring units at a time are added in it, which the clip's margin covers; and the strategies "outer" and
-    "gram" add the n units of a microbatch in one library call, which may add up to n**2 * 2**-24 clip norms,
+    neighbouring units at a time are added in it, which the clip's margin covers; and the strategies "outer"
+    and "gram" add the n units of a microbatch in one library call, which may add up to n**2 * 2**-24 clip norms,
     2e-4 for 64 units, if all of them conspire; otherwise about sqrt(n) * 2**-24.
     """
     model = getattr(model, "_orig_mod", model)  # a compiled model: its layers are those of the original

@@ -21,6 +21,7 @@ from sfumato.gradients.segments import Group
 from sfumato.gradients.stochastic import Replay
 from sfumato.gradients.swapping import parameter_of, swapped
 
+
 def fallback_rule(call: Call) -> list[Strategy]:
     """Any module, of one layer or many, whose inputs and outputs have one entry per row."""
     work = 3.0 * sum(g.numel() for g in call.gradients if g is not None)
@@ -53,7 +54,9 @@ def _pieces(call: Call) -> dict[str, Piece]:
         try:
             with sdpa_kernel(SDPBackend.MATH), _replaying(call, group):  # fused kernels have no batching rule
                 draws = "different" if call.draws else "error"
-                result = vmap(partial(_gradient, call, by_autograd=False), in_dims=dims, randomness=draws)(*operands)
+                result = vmap(partial(_gradient, call, by_autograd=False), in_dims=dims, randomness=draws)(
+                    *operands
+                )
         except (RuntimeError, ValueError):  # not every operation has a batching rule; one by one always works
             result = _one_by_one(call, group, dims, operands)
         for name, value in result.items():
@@ -61,8 +64,10 @@ def _pieces(call: Call) -> dict[str, Piece]:
     return {name: Materialised(torch.cat(values)) for name, values in found.items()}
 
 
-def _gradient(call: Call, args: tuple, kwargs: dict, gradients: tuple, *, by_autograd: bool) -> dict[str, Tensor]:
-    """The gradient of one unit's rows for the call's parameters; plain autograd knows no vmap, but all models."""
+def _gradient(
+    call: Call, args: tuple, kwargs: dict, gradients: tuple, *, by_autograd: bool
+) -> dict[str, Tensor]:
+    """The gradient of one unit's rows for the call's parameters, by vjp or by plain autograd."""
     module = call.module
     constants = {id(value): value.detach() for value in module.parameters()}
     trained = {name: parameter_of(module, name) for name in sorted(call.names)}

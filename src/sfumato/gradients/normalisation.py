@@ -21,7 +21,9 @@ def _pieces(call: Call, scale: Tensor | None, shift: Tensor | None) -> dict[str,
 
 def _dtype(call: Call) -> torch.dtype:
     names = ("weight", "bias")
-    dtypes = [getattr(call.module, name).dtype for name in names if getattr(call.module, name, None) is not None]
+    dtypes = [
+        getattr(call.module, name).dtype for name in names if getattr(call.module, name, None) is not None
+    ]
     return working_dtype(dtypes[0])
 
 
@@ -92,6 +94,7 @@ def instance_norm_rule(call: Call) -> list[Strategy]:
 def batch_norm_rule(call: Call) -> list[Strategy]:
     """Batch norm with frozen statistics: a scale and a shift per channel."""
     module = call.module
+
     def pieces() -> dict[str, Piece]:
         inverse = (module.running_var[None] + module.eps).rsqrt()
         return _channel_affine(call, module.running_mean[None], inverse)

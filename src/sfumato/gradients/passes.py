@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -92,11 +93,16 @@ def _backward(tape: Tape, total: Tensor) -> None:
         ) from error
 
 
-def _plain_recurrence(model: nn.Module) -> AbstractContextManager[None]:
+@contextmanager
+def _plain_recurrence(model: nn.Module) -> Iterator[None]:
     """The library's fused LSTM keeps nothing for its backward pass if only the input wants a gradient."""
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        return torch.backends.mkldnn.flags(enabled=False)
-    return nullcontext()
+    enabled = torch._C._get_mkldnn_enabled()
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    torch._C._set_mkldnn_enabled(enabled and not recurrent)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 def _draws(model: nn.Module, inputs: Tensor) -> bool:

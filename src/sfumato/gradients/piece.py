@@ -30,7 +30,7 @@ class Piece(Protocol):
         ...
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Sum over units of factor * gradient, in the parameter's shape and at least its working precision."""
+        """Sum over units of factor * gradient, in the parameter's shape and working precision or better."""
         ...
 
 
@@ -114,7 +114,7 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
-    """Sum over units of factor * gradient, float64. A unit of factor 0 adds nothing, even if it is not finite.
+    """Sum over units of factor * gradient, float64. A unit of factor 0 adds nothing, finite or not.
 
     Few units at a time are added in the working precision: of ``UNITS_AT_ONCE`` vectors of norm C it may lose
     UNITS_AT_ONCE**2 / 2 roundings of C, 2e-6 C in float32, however many units there are.

@@ -62,7 +62,7 @@ def probed(
     leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
     watch = _Watch(claims)
     with torch.enable_grad(), _watching(model, claims, watch), swapped(model, _by_id(model, leaves)):
-        # PyTorch's group norm crashes in channels last if its scale is trained and its input wants no gradient
+        # PyTorch's group norm crashes in channels last if its scale wants a gradient and its input does not
         image = inputs.detach().requires_grad_(inputs.is_floating_point())
         value = row_losses(loss, model(image.clone()), targets).sum()
     claims = [replace(claim, shared=frozenset(watch.shared[claim.path])) for claim in claims]

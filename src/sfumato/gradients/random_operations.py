@@ -1,7 +1,7 @@
 """PyTorch's random operations, each made out of uniform numbers that are given to it.
 
-A ``RandomOperations`` mode answers every operation that would take numbers from a generator, the global one or
-a model's own: it asks its ``uniform`` for them instead.
+A ``RandomOperations`` mode answers every operation that would take numbers from a generator, the global one
+or a model's own: it asks its ``uniform`` for them instead.
 """
 
 from __future__ import annotations

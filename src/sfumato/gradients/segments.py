@@ -67,7 +67,11 @@ def check_unit_index(unit_index: Tensor, num_rows: int) -> None:
     """Refuse an index that does not give each row a unit, or a unit without rows."""
     is_tensor = isinstance(unit_index, Tensor)
     if not is_tensor or unit_index.shape != (num_rows,) or unit_index.dtype != torch.int64:
-        given = f"has shape {tuple(unit_index.shape)} and dtype {unit_index.dtype}" if is_tensor else "is no tensor"
+        given = (
+            f"has shape {tuple(unit_index.shape)} and dtype {unit_index.dtype}"
+            if is_tensor
+            else "is no tensor"
+        )
         raise ConfigError(
             "bad-unit-index",
             f"unit_index {given}.",

@@ -2,7 +2,7 @@
 
 Dropout takes its mask from PyTorch's generator, row after row: remove a unit and everybody behind it has
 another mask, so that the sum moves by far more than one clipped gradient. Here the numbers of a row are a
-function of its unit and of the step alone (``Randomness``), and what all rows share is the same in every pass.
+function of its unit and of the step alone (``Randomness``), and what all share is the same in every pass.
 
 Which of a model's draws have rows is found out by sending two and then three rows through: a draw whose first
 dimension follows the rows belongs to them, one whose shape stays is shared, and anything else is refused.
@@ -25,7 +25,9 @@ from sfumato.errors import ConfigError, PrivacyError
 from sfumato.gradients.random_operations import RandomOperations
 from sfumato.gradients.segments import Group, Segments
 
-Layout = tuple[tuple[bool, tuple[int, ...]], ...]  # of each draw: whether it has rows, and its other dimensions
+Layout = tuple[
+    tuple[bool, tuple[int, ...]], ...
+]  # of each draw: whether it has rows, and its other dimensions
 
 
 class Randomness(Protocol):
@@ -204,8 +206,8 @@ def refuse_random(model: nn.Module, path: str) -> PrivacyError:
     return PrivacyError(
         "random-model",
         f"{path or 'the model'} ({kind}) draws random numbers, and clipped_sum was given none.",
-        why="From PyTorch's generator they depend on a unit's place in the batch, and after torch.manual_seed "
-        "everybody knows them: removing one unit would change every other unit's gradient.",
+        why="From PyTorch's generator they depend on a unit's place in the batch, after torch.manual_seed "
+        "in a way that everybody knows: removing one unit would change every other unit's gradient.",
         fix="Pass randomness=UnitRandomness(source, purpose='model', step=step) and unit_ids=, or set the "
         "layer's p to 0, or put it into eval mode.",
     )
@@ -218,7 +220,7 @@ def check_unit_ids(unit_ids: Tensor | None, num_units: int) -> None:
         raise ConfigError(
             "bad-unit-ids",
             f"randomness needs unit_ids, {num_units} different int64 numbers.",
-            why="A unit's random numbers belong to its number in the data set, not to its place in the batch.",
+            why="What a unit draws belongs to its number in the data set, not to its place in the batch.",
             fix="Pass unit_ids=indices, as the sampler drew them.",
         )
 
@@ -227,7 +229,7 @@ def _unclear(shape: tuple[int, ...], what: str) -> PrivacyError:
     return PrivacyError(
         "random-layout",
         f"a random draw of shape {tuple(shape)} in the model {what}.",
-        why="Only a draw with one entry per row, rows first, or one that all rows share, can be kept apart from "
+        why="Only a draw with one entry per row, rows first, or one that all rows share, is independent of "
         "a unit's place in the batch.",
         fix="Draw with rows first (batch_first=True, need_weights=False), or set the layer's p to 0.",
     )
@@ -248,7 +250,7 @@ class Generators:
 
     @staticmethod
     def _others() -> tuple[object, ...]:
-        numpy = np.random.get_state(legacy=False)["state"]
+        numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
         values = (v.tobytes() if isinstance(v, np.ndarray) else v for v in numpy.values())
         return random.getstate(), tuple(values)
 

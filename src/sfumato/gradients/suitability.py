@@ -12,14 +12,14 @@ WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def check_suitable(model: nn.Module) -> None:
-    """Refuse what has no per-example gradient here, or changes its own weights, before anything is computed."""
+    """Refuse what has no per-example gradient here or changes its own weights, before it is called."""
     for path, module in model.named_modules():
         name = f"{path or 'the model'} ({type(module).__name__})"
         if isinstance(module, WRAPPERS):
             raise ModelError(
                 "wrapped-model",
                 f"{name} spreads each pass over devices.",
-                why="The gradients of single units are taken layer by layer, in one process and on one device.",
+                why="The gradients of single units are taken layer by layer, on one device.",
                 fix="Pass the model inside: model.module.",
             )
         if isinstance(module, torch.jit.ScriptModule):

@@ -46,9 +46,7 @@ class Tape:
             module = model.get_submodule(claim.path)
             if self._repeats(claim):
                 handles.append(module.register_forward_pre_hook(self._keep_draws))
-            handles.append(
-                module.register_forward_hook(partial(self._record, claim), with_kwargs=True)
-            )
+            handles.append(module.register_forward_hook(partial(self._record, claim), with_kwargs=True))
         try:
             yield
         finally:
