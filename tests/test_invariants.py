@@ -16,7 +16,7 @@ from torch import Tensor
 from gaussianity import is_gaussian
 from sfumato.gradients import ClippedSum, clipped_sum
 from sfumato.privacy.plan import Plan
-from sfumato.randomness import SecureSource, SeededSource
+from sfumato.randomness import SecureSource, SeededSource, UnitRandomness
 from sfumato.training import loop
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.inputs import Units, Views
@@ -84,8 +84,9 @@ def test_however_many_views_or_images_a_unit_moves_the_weights_by_one_clip(patie
 
     assert 0.9 * limit < step() <= limit * (1 + 1e-4)
 
-    def row_by_row(model, inputs, targets, *, clip_norm, unit_index=None, **options) -> ClippedSum:
-        return clipped_sum(model, inputs, targets, clip_norm=clip_norm, **options)
+    def row_by_row(model, inputs, targets, *, clip_norm, unit_index=None, unit_ids, **options) -> ClippedSum:
+        own = torch.arange(len(inputs))
+        return clipped_sum(model, inputs, targets, clip_norm=clip_norm, unit_ids=own, **options)
 
     monkeypatch.setattr(loop, "clipped_sum", row_by_row)
     assert step() > 1.5 * limit  # the control: each view clipped on its own
@@ -93,8 +94,9 @@ def test_however_many_views_or_images_a_unit_moves_the_weights_by_one_clip(patie
 
 def test_a_patient_has_at_most_so_many_images_in_a_step():
     units = Units.patients(small_set(40, seed=1, patients=4), max_images=3)
-    generator = torch.Generator().manual_seed(0)
-    chosen = [units.choose(2, generator) for _ in range(50)]
+    source = SeededSource(0)
+    steps = [UnitRandomness(source, purpose="augmentation", step=step) for step in range(50)]
+    chosen = [units.choose(2, draws) for draws in steps]
     assert {len(images) for images in chosen} == {3}
     assert len({tuple(images.tolist()) for images in chosen}) > 10  # and not always the same ones
 

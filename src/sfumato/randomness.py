@@ -2,6 +2,7 @@
 
 Both sources are AES-256 in counter mode (NIST SP 800-38A, from the ``cryptography`` package). They differ
 only in the key: a fresh one from the operating system, or one that anybody who knows the seed can compute.
+What belongs to one unit in a step (its views, its dropout) is drawn by ``UnitRandomness``.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
     import torch
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-__all__ = ["RandomSource", "SecureSource", "SeededSource"]
+__all__ = ["RandomSource", "SecureSource", "SeededSource", "UnitRandomness"]
 
 _ZEROS = bytes(1 << 18)  # what is encrypted; a piece of this size stays in the cache
+_MAX_UNITS = (1 << 40) - 1  # the last number stands for what all units share
+_MAX_ROWS = 1 << 24  # of one unit
 
 
 class RandomSource(Protocol):
-    """Random bytes for a purpose ("sampling", "noise", "augmentation", "init") at a step."""
+    """Random bytes for a purpose ("sampling", "noise", "augmentation", "model", "init") at a step."""
 
     releasable: bool
 
@@ -34,7 +37,7 @@ class RandomSource(Protocol):
         """``count`` bytes as a writable uint8 array."""
 
     def torch_generator(self, *, purpose: str, step: int, device: str = "cpu") -> torch.Generator:
-        """A torch generator for augmentation and initialisation; never for sampling or noise."""
+        """A torch generator for initialisation; never for what a private step draws."""
 
 
 class SecureSource:
@@ -88,6 +91,54 @@ class SeededSource:
 
     def torch_generator(self, *, purpose: str, step: int, device: str = "cpu") -> torch.Generator:
         return _torch_generator(self.random_bytes(8, purpose=purpose, step=step), device)
+
+
+class UnitRandomness:
+    """The draws of one step that belong to its units, whichever other units are in the batch.
+
+    A draw is AES-256 of (unit, row of the unit, number of the draw, place in the draw) under a key that the
+    run's source gives for this step and purpose: a keyed function, so that any part can be had on its own.
+    Guarantee: what a unit draws does not depend on its place in the batch, on the borders of microbatches,
+    or on other units; what all units share is the same in every microbatch of the step.
+    """
+
+    def __init__(self, source: RandomSource, *, purpose: str, step: int) -> None:
+        key = source.random_bytes(32, purpose=purpose, step=step).tobytes()
+        # one block after another, each written out in full: counter mode with a counter of our own
+        self._cipher = Cipher(algorithms.AES(key), modes.ECB())
+
+    def words(self, units: np.ndarray, rows: np.ndarray, count: int, *, stream: int) -> np.ndarray:
+        """(len(units), count) uniform uint32: draw number ``stream`` of these rows of these units.
+
+        ``units`` are numbers in the data set, ``rows`` count from 0 within each unit.
+        """
+        if len(units) and not 0 <= units.min() <= units.max() < _MAX_UNITS:
+            raise ConfigError(
+                "bad-unit-ids",
+                f"unit numbers range from {units.min()} to {units.max()}.",
+                fix="Number the units of the data set from 0.",
+            )
+        if len(rows) and not 0 <= rows.min() <= rows.max() < _MAX_ROWS:
+            raise ValueError(f"rows of a unit are numbered from 0 to {_MAX_ROWS - 1}")
+        return self._words(units.astype(np.uint64) << np.uint64(24) | rows.astype(np.uint64), count, stream)
+
+    def shared_words(self, count: int, *, stream: int) -> np.ndarray:
+        """(count,) uniform uint32: draw number ``stream`` of all units together."""
+        return self._words(np.array([_MAX_UNITS << 24], dtype=np.uint64), count, stream)[0]
+
+    def _words(self, owners: np.ndarray, count: int, stream: int) -> np.ndarray:
+        num_blocks = -(-count // 4)
+        out = np.empty((len(owners), num_blocks * 4), dtype=np.uint32)
+        at_once = max(1, len(_ZEROS) // max(1, 16 * num_blocks))
+        places = np.arange(num_blocks, dtype=np.uint64) | np.uint64(stream << 32)
+        encryptor = self._cipher.encryptor()
+        for start in range(0, len(owners) if count else 0, at_once):
+            some = owners[start : start + at_once]
+            blocks = np.empty((len(some), num_blocks, 2), dtype="<u8")
+            blocks[:, :, 0], blocks[:, :, 1] = some[:, None], places
+            drawn = np.frombuffer(encryptor.update(blocks.data.cast("B")), dtype="<u4")
+            out[start : start + at_once] = drawn.reshape(len(some), -1)
+        return out[:, :count]
 
 
 def _encryptor(key: bytes, first_counter: bytes) -> CipherContext:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from oracles import distance, reference
 from sfumato.gradients import Choices, ClippedSum, Strategy, clipped_sum
 
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+TOLERANCE = {torch.float32: 4e-5, torch.float64: 1e-10}  # the clip leaves a margin of 8e-6 in float32
 UNEVEN = torch.tensor([2, 0, 1, 0, 3, 3, 2, 3])  # four units of 2, 1, 2 and 3 rows, their rows not neighbours
 
 

@@ -119,32 +119,6 @@ def test_an_input_that_was_overwritten_is_refused_by_name():
     assert "first (Linear)" in str(error)
 
 
-class RandomCustom(nn.Module):
-    """A layer of somebody's own, with dropout inside."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.weight, self.dropout = nn.Parameter(torch.randn(4, 3)), nn.Dropout(p)
-
-    def forward(self, x):
-        return self.dropout(x @ self.weight)
-
-
-def test_dropout_inside_a_layer_without_a_rule_is_refused():
-    inputs = torch.randn(4, 4)
-    error = refused(nn.Sequential(nn.Linear(4, 4), RandomCustom(0.5)), inputs)
-    assert error.code == "random-forward"
-    targets = torch.arange(4) % 3
-    clipped_sum(RandomCustom(0.0), inputs, targets, clip_norm=1.0)  # controls: none, or switched off
-    clipped_sum(RandomCustom(0.5).eval(), inputs, targets, clip_norm=1.0)
-
-
-def test_dropout_as_a_layer_of_its_own_is_welcome():
-    model = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.Linear(50, 3))
-    total = clipped_sum(model, torch.randn(4, 4), torch.arange(4) % 3, clip_norm=1.0)
-    assert total.norms.isfinite().all()
-
-
 class LosesRows(nn.Module):
     """Returns one output for the whole batch."""
 

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.randomness import SecureSource, SeededSource
+from sfumato.randomness import SecureSource, SeededSource, UnitRandomness
 
 
 def draw(source: SecureSource | SeededSource, *, purpose: str = "noise", step: int = 0) -> bytes:
@@ -98,3 +98,44 @@ def test_torch_generators_repeat_only_with_a_seed():
 def test_a_seed_is_a_whole_number(seed):
     with pytest.raises(ConfigError, match="bad-seed"):
         SeededSource(seed)
+
+
+def unit_words(units, rows=None, *, count=8, stream=0, step=0):
+    draws = UnitRandomness(SeededSource(4), purpose="model", step=step)
+    return draws.words(np.array(units), np.array(rows or [0] * len(units)), count, stream=stream)
+
+
+def test_a_units_draws_do_not_depend_on_its_place_or_on_other_units():
+    first, second = unit_words([3, 9, 5]), unit_words([5, 7, 3, 1])
+    assert np.array_equal(first[0], second[2])
+    assert np.array_equal(first[2], second[0])
+    assert np.array_equal(unit_words([5], count=3)[0], second[0, :3])
+    different = [
+        unit_words([5])[0],
+        unit_words([6])[0],
+        unit_words([5], [1])[0],
+        unit_words([5], stream=1)[0],
+        unit_words([5], step=1)[0],
+        UnitRandomness(SeededSource(4), purpose="augmentation", step=0).words(
+            np.array([5]), np.array([0]), 8, stream=0
+        )[0],
+        UnitRandomness(SeededSource(4), purpose="model", step=0).shared_words(8, stream=0),
+    ]
+    assert len({words.tobytes() for words in different}) == len(different)
+
+
+def test_unit_draws_are_aes_of_written_out_blocks_and_uniform():
+    key = SeededSource(4).random_bytes(32, purpose="model", step=0).tobytes()
+    block = ((7 << 24) | 2).to_bytes(8, "little") + ((3 << 32) | 1).to_bytes(8, "little")
+    expected = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(block)
+    assert unit_words([7], [2], stream=3)[0, 4:].tobytes() == expected
+    words = unit_words(list(range(500)), count=2000)
+    counts = np.bincount(words.ravel() >> 24, minlength=256)
+    assert abs(counts / 1e6 * 256 - 1).max() < 0.08  # 3906 each, five standard deviations
+    assert len(np.unique(words)) > 0.999 * words.size
+
+
+@pytest.mark.parametrize("units", [[-1], [2**40]])
+def test_unit_numbers_out_of_range_are_refused(units):
+    with pytest.raises(ConfigError, match="bad-unit-ids"):
+        unit_words(units)

@@ -56,7 +56,7 @@ def test_learnt_weights_are_carried_over_and_the_report_says_so() -> None:
     for name, value in ready.state_dict().items():
         assert torch.equal(value, old[name])
     assert str(changes[0]) == (
-        "features.1: BatchNorm2d(8) → GroupNorm(4, 8) (scale and shift kept, running statistics dropped)"
+        "features.1: BatchNorm2d(8) → GroupNorm(1, 8) (scale and shift kept, running statistics dropped)"
     )
     assert str(changes[1]) == "features.2: ReLU6(inplace=True) → ReLU6(inplace=False)"
 
@@ -72,14 +72,17 @@ def test_frozen_statistics_keep_what_the_model_computed_in_eval_mode() -> None:
     assert not changes_with_another_example(ready, inputs)
 
 
-def test_groups_have_at_least_two_channels() -> None:
+def test_groups_have_at_least_sixteen_channels() -> None:
     """One channel at one pixel has no variance: a group of its own would always give the shift alone."""
     net = nn.Sequential(nn.BatchNorm2d(24), nn.BatchNorm2d(7), nn.BatchNorm2d(256), nn.BatchNorm2d(1))
     ready, _ = make_private_ready(net)
-    assert [layer.num_groups for layer in ready] == [12, 1, 32, 1]
+    assert [layer.num_groups for layer in ready] == [1, 1, 16, 1]
     x = torch.randn(2, 24, 1, 1)
     assert ready[0](x).abs().sum() > 1
     assert nn.GroupNorm(24, 24)(x).abs().sum() < 1e-3
+    assert all(layer.num_channels // layer.num_groups >= min(16, layer.num_channels) for layer in ready)
+    pairs = nn.GroupNorm(12, 24, affine=False)(x)  # control: of two values only their order is left
+    assert (pairs.abs() - 1).abs().median() < 1e-3
 
 
 def test_a_layer_in_two_places_stays_one_layer() -> None:

@@ -18,6 +18,7 @@ from sfumato.data.generated import dead_leaves
 from sfumato.errors import ConfigError, DataError, ModelError
 from sfumato.ledger.ledger import Ledger
 from sfumato.models import create_model
+from sfumato.randomness import SeededSource, UnitRandomness
 from sfumato.recipes.recipe import load_recipe, with_settings
 from sfumato.run.estimate import estimate
 from sfumato.run.features import gaussian_mu, with_budget_settings, with_image_options
@@ -156,7 +157,8 @@ def test_the_closed_form_is_the_engine_and_a_patient_counts_once(patients):
     views = FeatureViews(features=features)
     units = Units.patients(data, max_images=4) if patients else Units.images(data)
     indices = torch.arange(0, len(units), 2)
-    parts = views.microbatches(units, indices, max_rows=7, generator=generator, device=torch.device("cpu"))
+    draws = UnitRandomness(SeededSource(0), purpose="augmentation", step=0)
+    parts = views.microbatches(units, indices, max_rows=7, randomness=draws, device=torch.device("cpu"))
     engine = clipped_total(model, parts, clip_norm=0.5)
     assert len(engine.norms) == len(indices)
     sums = closed_form_sums(model, views, units)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sfumato.errors import DataError
+from sfumato.randomness import SeededSource, UnitRandomness
 from sfumato.training.inputs import Units, Views
 from small_runs import small_set
 
@@ -13,9 +14,13 @@ VIEWS = Views(mean=(0.5,), std=(0.25,), count=3, padding=1, flip=True)
 CPU = torch.device("cpu")
 
 
+def of_step(step, seed=0):
+    return UnitRandomness(SeededSource(seed), purpose="augmentation", step=step)
+
+
 def batches_of(units, indices, *, views=VIEWS, max_rows=24, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return list(views.microbatches(units, indices, max_rows=max_rows, generator=generator, device=CPU))
+    draws = of_step(0, seed)
+    return list(views.microbatches(units, indices, max_rows=max_rows, randomness=draws, device=CPU))
 
 
 def test_patients_own_exactly_their_images():
@@ -23,14 +28,13 @@ def test_patients_own_exactly_their_images():
     units = Units.patients(data, max_images=100)
     assert len(units) == 7
     for patient in range(7):
-        mine = units.choose(patient, torch.Generator())
+        mine = units.choose(patient, of_step(0))
         assert set(mine.tolist()) == set((data.patients == patient).nonzero()[:, 0].tolist())
 
 
 def test_a_patient_counts_with_at_most_so_many_images_chosen_anew_each_time():
     units = Units.patients(small_set(60, seed=0, patients=2), max_images=4)
-    generator = torch.Generator().manual_seed(0)
-    choices = {tuple(sorted(units.choose(0, generator).tolist())) for _ in range(20)}
+    choices = {tuple(sorted(units.choose(0, of_step(step)).tolist())) for step in range(20)}
     assert {len(choice) for choice in choices} == {4}
     assert len(choices) > 10
 
@@ -73,3 +77,20 @@ def test_views_of_one_unit_do_not_depend_on_other_units_images():
 
 def test_an_empty_batch_gives_no_microbatch():
     assert batches_of(Units.images(small_set(4, seed=0)), torch.zeros(0, dtype=torch.int64)) == []
+
+
+@pytest.mark.parametrize("max_rows", [3, 24, 1000])
+def test_views_of_one_unit_do_not_depend_on_its_place_or_on_who_else_is_there(max_rows):
+    units = Units.patients(small_set(60, seed=0, patients=9), max_images=3)
+
+    def rows_of(unit, indices):
+        for part in batches_of(units, indices, max_rows=max_rows):
+            place = (part.unit_ids == unit).nonzero()
+            if len(place):
+                return part.inputs[part.unit_index == int(place)]
+        return None
+
+    alone, among = rows_of(5, torch.tensor([5])), rows_of(5, torch.tensor([8, 1, 5, 0]))
+    assert torch.equal(alone, among)
+    other = batches_of(units, torch.tensor([5]), seed=1)[0].inputs
+    assert not torch.equal(alone, other)  # control: another step draws other views

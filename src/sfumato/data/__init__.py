@@ -21,6 +21,7 @@ _HOMES = {
     "carve_validation": "images",
     "load_data": "loading",
     "augment": "augmentation",
+    "crop_and_flip": "augmentation",
     "normalise": "augmentation",
     "normalisation_for": "augmentation",
     "duplicate_images": "overlap",

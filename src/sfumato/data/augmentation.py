@@ -65,36 +65,41 @@ def check_views(*, views: int, padding: int, size: tuple[int, int]) -> None:
 def augment(
     images: Tensor, *, views: int, padding: int = 4, flip: bool = True, generator: torch.Generator
 ) -> Tensor:
-    """``views`` random crops of each mirror-padded image (B, C, H, W) -> (B * views, C, H, W).
+    """``crop_and_flip`` with draws from a generator, image after image: for code outside a private run, where
+    a view may depend on its image's place."""
+    shape = (len(images), max(0, views), 3)
+    words = torch.randint(2**31, shape, generator=generator, device=generator.device)
+    check_views(views=views, padding=padding, size=(images.shape[-2], images.shape[-1]))
+    return crop_and_flip(images, words, padding=padding, flip=flip)
+
+
+def crop_and_flip(images: Tensor, words: Tensor, *, padding: int, flip: bool) -> Tensor:
+    """Crops of each mirror-padded image (B, C, H, W) -> (B * views, C, H, W).
 
     The views of image 0 come first, then those of image 1. Padding mirrors with the edge pixel
-    included ("symmetric"). ``views=0`` returns the images as they are.
+    included ("symmetric"). ``words``, (B, views, 3) random whole numbers, say where and whether flipped; no
+    views return the images as they are.
 
-    Guarantee: each view is computed from its own image and from draws that do not depend on any
-    image, so no example enters another's rows.
+    Guarantee: each view is computed from its own image and its own words: no example enters another's rows.
     """
-    check_views(views=views, padding=padding, size=(images.shape[-2], images.shape[-1]))
+    batch, channels, height, width = images.shape
+    views = words.shape[1]
+    check_views(views=views, padding=padding, size=(height, width))
     if views == 0:
         return images
-    batch, channels, height, width = images.shape
-    rows = _crop_index(height, batch * views, padding, generator)
-    columns = _crop_index(width, batch * views, padding, generator)
+    top, left, side = words.reshape(batch * views, 3).unbind(dim=1)
+    rows, columns = _crop_index(height, top, padding), _crop_index(width, left, padding)
     if flip:
-        mirrored = _draw(2, batch * views, generator).bool()
-        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+        columns = torch.where((side % 2 == 1)[:, None], columns.flip(1), columns)
     pixels = (rows[:, :, None] * width + columns[:, None, :]).view(batch, views, 1, height * width)
     pixels = pixels.to(images.device).expand(-1, -1, channels, -1)
     source = images.reshape(batch, 1, channels, height * width).expand(-1, views, -1, -1)
     return torch.gather(source, 3, pixels).view(batch * views, channels, height, width)
 
 
-def _crop_index(size: int, count: int, padding: int, generator: torch.Generator) -> Tensor:
-    """Source positions of ``count`` random crops along one axis of the mirror-padded image."""
-    offset = _draw(2 * padding + 1, count, generator)
+def _crop_index(size: int, words: Tensor, padding: int) -> Tensor:
+    """Source positions of random crops along one axis of the mirror-padded image."""
+    offset = words % (2 * padding + 1)
     position = offset[:, None] + torch.arange(size, device=offset.device) - padding
     position = torch.where(position < 0, -1 - position, position)
     return torch.where(position >= size, 2 * size - 1 - position, position)
-
-
-def _draw(high: int, count: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(high, (count,), generator=generator, device=generator.device)

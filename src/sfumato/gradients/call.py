@@ -33,6 +33,9 @@ class Call:
     gradients: tuple[Tensor | None, ...] = ()  # one per output tensor; None where the loss does not see it
     state: tuple[Tensor, ...] | None = None  # statistics that the forward pass has computed already
     key: Hashable = None  # what the choice of a strategy depends on
+    draws: tuple[
+        tuple[bool, Tensor], ...
+    ] = ()  # random numbers of the pass: whether they have rows, and they
 
     @property
     def input(self) -> Tensor:
@@ -45,6 +48,7 @@ class Call:
     def let_go(self) -> None:
         """Forget the tensors; what the pieces still need they hold themselves."""
         self.args, self.kwargs, self.outputs, self.gradients, self.state = (), {}, None, (), None
+        self.draws = ()
 
     def note_versions(self) -> None:
         """Remember the tensors as they are, so that a later change in place is noticed."""

@@ -17,9 +17,19 @@ from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.claims import Claim
 from sfumato.gradients.memory import bytes_per_row, free_memory, rows_in_memory
 from sfumato.gradients.piece import Piece
+from sfumato.gradients.stochastic import Layout, Randomness
 
 ROUNDS = 3
 BYTES_WORTH_A_SECOND = 1e10  # memory kept until the factors are known has its price
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What has been learnt of a model in a certain state."""
+
+    state: tuple[object, ...]
+    claims: list[Claim]
+    is_random: bool  # its forward pass draws random numbers
 
 
 @dataclass
@@ -32,7 +42,8 @@ class Choices:
 
     deterministic: bool = False
     strategies: dict[Hashable, str] = field(default_factory=dict)
-    claims: weakref.WeakKeyDictionary[nn.Module, tuple[object, list[Claim]]] = field(
+    claims: weakref.WeakKeyDictionary[nn.Module, Learnt] = field(default_factory=weakref.WeakKeyDictionary)
+    layouts: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[Randomness], object, Layout]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     row_bytes: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = field(

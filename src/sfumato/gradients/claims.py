@@ -7,7 +7,7 @@ weight that its parent uses directly), the nearest module around it that is take
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -67,7 +67,32 @@ def claims_of(model: nn.Module) -> list[Claim]:
             rule = rule_for(module, mine)
             backward = None if rule is fallback_rule else PASSES.get(type(module))
             claims.append(Claim(path, mine, rule, repr(module), backward))
-    return claims
+    return _without_nested(model, claims)
+
+
+def _without_nested(model: nn.Module, claims: list[Claim]) -> list[Claim]:
+    """A parameter that a module and one inside it both hold is the outer one's, which sees both uses."""
+    held: dict[str, list[str]] = {}  # parameter -> paths of the modules that hold it
+    for claim in claims:
+        for target in claim.parameters.values():
+            held.setdefault(target, []).append(claim.path)
+
+    def inside(path: str, other: str) -> bool:
+        return path != other and (other == "" or path.startswith(f"{other}."))
+
+    result = []
+    for claim in claims:
+        paths = {name: held[target] for name, target in claim.parameters.items()}
+        mine = {
+            name: claim.parameters[name]
+            for name, others in paths.items()
+            if not any(inside(claim.path, other) for other in others)
+        }
+        if any(inside(other, claim.path) for name in mine for other in paths[name]):
+            claim = Claim(claim.path, mine, fallback_rule, repr(model.get_submodule(claim.path)))
+        if mine:
+            result.append(replace(claim, parameters=mine))
+    return result
 
 
 def rule_for(module: nn.Module, names: Iterable[str]) -> Rule:

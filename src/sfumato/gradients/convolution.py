@@ -21,7 +21,7 @@ from sfumato.gradients.columns import columns_piece
 from sfumato.gradients.gram import deferred_sum, gram_multiply_adds, gram_pays, gram_products
 from sfumato.gradients.kernels import offers_unit_filters, position_sums, unit_filters
 from sfumato.gradients.operands import Convolution, geometry_of, operands, weight_gradient
-from sfumato.gradients.piece import Deferred, Materialised, Piece, squared_norms
+from sfumato.gradients.piece import UNITS_AT_ONCE, Deferred, Materialised, Piece, squared_norms, working_dtype
 
 
 def convolution_rule(call: Call) -> list[Strategy]:
@@ -64,7 +64,7 @@ def bias_piece(call: Call) -> dict[str, Piece]:
     """The bias sees the plain sum of the output gradients."""
     if "bias" not in call.names:
         return {}
-    gradient = call.gradient.to(call.module.bias.dtype)
+    gradient = call.gradient.to(working_dtype(call.module.bias.dtype))
     return {"bias": Materialised(call.segments.sum(position_sums(gradient)))}
 
 
@@ -130,10 +130,14 @@ class ByUnit:
         return sum(gradient.nbytes for gradient in self.gradients)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        total = torch.zeros_like(self.gradients[0])
-        for gradient, factor in zip(self.gradients, factors.tolist(), strict=True):
-            if factor:  # a dropped unit may hold values that are not finite
-                total.add_(gradient, alpha=factor)
+        total = torch.zeros_like(self.gradients[0], dtype=torch.float64)
+        pairs = list(zip(self.gradients, factors.tolist(), strict=True))
+        for start in range(0, len(pairs), UNITS_AT_ONCE):
+            some = torch.zeros_like(self.gradients[0])
+            for gradient, factor in pairs[start : start + UNITS_AT_ONCE]:
+                if factor:  # a dropped unit may hold values that are not finite
+                    some.add_(gradient, alpha=factor)
+            total += some
         return total if self.finish is None else self.finish(total)
 
     def per_unit(self) -> Tensor:

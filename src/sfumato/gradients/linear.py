@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from sfumato.errors import PrivacyError
 from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.piece import (
     Deferred,
@@ -15,6 +14,7 @@ from sfumato.gradients.piece import (
     Piece,
     gram_norms,
     squared_norms,
+    working_dtype,
     zero_where_dropped,
 )
 
@@ -26,7 +26,7 @@ def linear_rule(call: Call) -> list[Strategy]:
     product    the unit's gradient itself
     gram       sum over positions s, t of <x_s, x_t> <g_s, g_t>
     """
-    dtype = call.module.weight.dtype
+    dtype = working_dtype(call.module.weight.dtype)
     x, g = call.input.to(dtype), call.gradient.to(dtype)
     positions = math.prod(x.shape[1:-1])
     x, g = x.reshape(len(x), positions, -1), g.reshape(len(g), positions, -1)
@@ -73,16 +73,11 @@ def linear_rule(call: Call) -> list[Strategy]:
 
 
 def embedding_rule(call: Call) -> list[Strategy]:
-    """nn.Embedding: a unit's gradient is non-zero only in the rows that it looked up."""
-    module, dtype = call.module, call.module.weight.dtype
-    if module.max_norm is not None or module.scale_grad_by_freq:
-        raise PrivacyError(
-            "embedding-options",
-            f"{call.path} (Embedding) has max_norm or scale_grad_by_freq.",
-            why="max_norm rewrites the weights of looked-up entries without noise; scale_grad_by_freq makes "
-            "a gradient depend on other examples.",
-            fix="Build it without them.",
-        )
+    """nn.Embedding: a unit's gradient is non-zero only in the rows that it looked up.
+
+    Options that touch other examples or the weights are refused before (``suitability``).
+    """
+    module, dtype = call.module, working_dtype(call.module.weight.dtype)
     tokens = call.input.reshape(len(call.input), -1)
     g = call.gradient.to(dtype).reshape(*tokens.shape, -1)
     if module.padding_idx is not None:

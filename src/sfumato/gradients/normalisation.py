@@ -10,7 +10,7 @@ from torch import Tensor
 from sfumato.errors import PrivacyError
 from sfumato.gradients.call import BackwardPass, Call, Strategy
 from sfumato.gradients.kernels import channel_sums, group_norm_backward, position_products
-from sfumato.gradients.piece import Materialised, Piece
+from sfumato.gradients.piece import Materialised, Piece, working_dtype
 
 
 def _pieces(call: Call, scale: Tensor | None, shift: Tensor | None) -> dict[str, Piece]:
@@ -19,9 +19,17 @@ def _pieces(call: Call, scale: Tensor | None, shift: Tensor | None) -> dict[str,
     return {name: Materialised(call.segments.sum(found[name])) for name in call.names}
 
 
+def _dtype(call: Call) -> torch.dtype:
+    names = ("weight", "bias")
+    dtypes = [
+        getattr(call.module, name).dtype for name in names if getattr(call.module, name, None) is not None
+    ]
+    return working_dtype(dtypes[0])
+
+
 def _channel_affine(call: Call, centre: Tensor, inverse: Tensor) -> dict[str, Piece]:
     """x_hat = (x - centre) * inverse with both (rows or 1, channels)."""
-    g = call.gradient.to(call.module.weight.dtype)
+    g = call.gradient.to(_dtype(call))
     x = call.input.to(g.dtype)
     shift, products = channel_sums(g, x) if g.dim() > 2 else (g, g * x)
     return _pieces(call, (products - centre * shift) * inverse, shift)
@@ -34,11 +42,11 @@ def group_norm_rule(call: Call) -> list[Strategy]:
     def pieces() -> dict[str, Piece]:
         if call.state is None:
             variance, mean = torch.var_mean(
-                x.reshape(len(x), module.num_groups, -1).to(module.weight.dtype), dim=2, correction=0
+                x.reshape(len(x), module.num_groups, -1).to(_dtype(call)), dim=2, correction=0
             )
             inverse = (variance + module.eps).rsqrt()
         else:  # the forward pass has them
-            mean, inverse = (value.view(len(x), module.num_groups) for value in call.state)
+            mean, inverse = (value.view(len(x), module.num_groups).to(_dtype(call)) for value in call.state)
         spread = module.num_channels // module.num_groups
         return _channel_affine(
             call, mean.repeat_interleave(spread, dim=1), inverse.repeat_interleave(spread, dim=1)
@@ -77,7 +85,7 @@ def instance_norm_rule(call: Call) -> list[Strategy]:
             return _channel_affine(
                 call, module.running_mean[None], (module.running_var[None] + module.eps).rsqrt()
             )
-        variance, mean = torch.var_mean(x.flatten(2).to(module.weight.dtype), dim=2, correction=0)
+        variance, mean = torch.var_mean(x.flatten(2).to(_dtype(call)), dim=2, correction=0)
         return _channel_affine(call, mean, (variance + module.eps).rsqrt())
 
     return [Strategy("reduce", float(x.numel()), pieces)]
@@ -86,15 +94,6 @@ def instance_norm_rule(call: Call) -> list[Strategy]:
 def batch_norm_rule(call: Call) -> list[Strategy]:
     """Batch norm with frozen statistics: a scale and a shift per channel."""
     module = call.module
-    if getattr(module, "track_running_stats", True) is False or (
-        module.training and hasattr(module, "track_running_stats")
-    ):
-        raise PrivacyError(
-            "mixes-examples",
-            f"{call.path} ({type(module).__name__}) normalises with statistics of the whole batch.",
-            why="Clipping one example then no longer bounds its influence.",
-            fix="Use --set model.options.norm=group, or sfumato.make_private_ready(model), or eval mode.",
-        )
 
     def pieces() -> dict[str, Piece]:
         inverse = (module.running_var[None] + module.eps).rsqrt()
@@ -108,7 +107,7 @@ def layer_norm_rule(call: Call) -> list[Strategy]:
     module, x = call.module, call.input
 
     def pieces() -> dict[str, Piece]:
-        dtype = module.weight.dtype
+        dtype = _dtype(call)
         over = tuple(range(-len(module.normalized_shape), 0))
         variance, mean = torch.var_mean(x.to(dtype), dim=over, correction=0, keepdim=True)
         g = call.gradient.to(dtype)
@@ -123,7 +122,7 @@ def scale_rule(call: Call) -> list[Strategy]:
     """A layer that multiplies by one learnt number and one constant."""
 
     def pieces() -> dict[str, Piece]:
-        dtype = call.module.scale.dtype
+        dtype = working_dtype(call.module.scale.dtype)
         values = [value.to(dtype).reshape(len(value), 1, -1) for value in (call.gradient, call.input)]
         products = position_products(*values).flatten() * call.module.constant
         return {"scale": Materialised(call.segments.sum(products))}

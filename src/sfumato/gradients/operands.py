@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.gradients.call import Call
+from sfumato.gradients.piece import working_dtype
 from sfumato.gradients.segments import Segments
 
 
@@ -65,7 +66,7 @@ def operands(call: Call, geometry: Geometry, padding_mode: str = "zeros") -> Con
     inputs, gradients = call.input, call.gradient
     if padding_mode != "zeros":
         inputs, geometry = pad(inputs, geometry, padding_mode), geometry.unpadded()
-    dtype = torch.promote_types(call.module.weight.dtype, gradients.dtype)
+    dtype = working_dtype(torch.promote_types(call.module.weight.dtype, gradients.dtype))
     return Convolution(
         inputs.to(dtype), gradients.to(dtype), call.module.weight.detach().to(dtype), geometry, call.segments
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 ROUNDING_GUARD = 256  # how much larger than rounding a Gram norm must be to be taken as it is
+UNITS_AT_ONCE = 8  # units whose gradients are added in the working precision; such sums are added in float64
 BLOCK = 4096  # values whose squares are added in the tensor's own precision; blocks are added in float64
 
 
@@ -29,7 +30,7 @@ class Piece(Protocol):
         ...
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Sum over units of factor * gradient, in the parameter's shape."""
+        """Sum over units of factor * gradient, in the parameter's shape and working precision or better."""
         ...
 
 
@@ -42,7 +43,7 @@ def squared_norms(gradients: Tensor) -> Tensor:
         parts.append(flat[:, None, whole:])
     total = torch.zeros(len(flat), dtype=torch.float64, device=flat.device)
     # half precision would round the norm itself by more than the clip's margin
-    dtype = torch.promote_types(flat.dtype, torch.float32)
+    dtype = working_dtype(flat.dtype)
     for part in parts:
         total += torch.linalg.vector_norm(part, dim=2, dtype=dtype).double().square().sum(dim=1)
     return total
@@ -107,10 +108,24 @@ def gram_norms(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     return products.sum(dim=(1, 2)).clamp(min=0) + (ROUNDING_GUARD * rounding).square()
 
 
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a parameter's gradients are computed in: half precision would round them past the bound."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
-    """Sum over units of factor * gradient. A unit of factor 0 adds nothing, even if it is not finite."""
-    flat = zero_where_dropped(gradients.reshape(len(gradients), -1), factors)
-    return (factors.to(flat.dtype) @ flat).view(gradients.shape[1:])
+    """Sum over units of factor * gradient, float64. A unit of factor 0 adds nothing, finite or not.
+
+    Few units at a time are added in the working precision: of ``UNITS_AT_ONCE`` vectors of norm C it may lose
+    UNITS_AT_ONCE**2 / 2 roundings of C, 2e-6 C in float32, however many units there are.
+    """
+    flat = gradients.reshape(len(gradients), -1)
+    total = torch.zeros(flat.shape[1], dtype=torch.float64, device=flat.device)
+    dtype = working_dtype(flat.dtype)
+    for start in range(0, len(flat), UNITS_AT_ONCE):
+        some, weights = flat[start : start + UNITS_AT_ONCE], factors[start : start + UNITS_AT_ONCE]
+        total += weights.to(dtype) @ zero_where_dropped(some.to(dtype), weights)
+    return total.view(gradients.shape[1:])
 
 
 def zero_where_dropped(rows: Tensor, factors: Tensor) -> Tensor:

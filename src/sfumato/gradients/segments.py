@@ -65,10 +65,16 @@ def segments_of(sizes: Tensor) -> Segments:
 
 def check_unit_index(unit_index: Tensor, num_rows: int) -> None:
     """Refuse an index that does not give each row a unit, or a unit without rows."""
-    if unit_index.shape != (num_rows,) or unit_index.dtype != torch.int64:
+    is_tensor = isinstance(unit_index, Tensor)
+    if not is_tensor or unit_index.shape != (num_rows,) or unit_index.dtype != torch.int64:
+        given = (
+            f"has shape {tuple(unit_index.shape)} and dtype {unit_index.dtype}"
+            if is_tensor
+            else "is no tensor"
+        )
         raise ConfigError(
             "bad-unit-index",
-            f"unit_index has shape {tuple(unit_index.shape)} and dtype {unit_index.dtype}.",
+            f"unit_index {given}.",
             why=f"It must name the unit of each of the {num_rows} rows.",
             fix=f"Pass an int64 tensor of shape ({num_rows},) with values 0, 1, 2, …",
         )

@@ -18,6 +18,7 @@ from sfumato.models.change import Change
 from sfumato.models.options import check_option
 
 BatchNormTo = Literal["group", "frozen"]
+CHANNELS_PER_GROUP = 16  # at least, so that a group has a spread even where the map has one pixel
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -30,8 +31,8 @@ def make_private_ready(
     the data, and no activation module overwrites its input. Code inside a ``forward`` is not rewritten:
     ``sfumato.doctor.check_model`` finds what it does.
 
-    - Batch norm becomes group norm with at most ``groups`` groups of at least two channels. Learnt scale
-      and shift are kept; running statistics have no meaning there and are dropped.
+    - Batch norm becomes group norm with at most ``groups`` groups of at least 16 channels, or one
+      group. Learnt scale and shift are kept; running statistics have no meaning there and are dropped.
     - With ``batch_norm="frozen"`` its running statistics become constants instead: right for weights that
       were learnt on public data, since the model then computes what it did in eval mode.
     - Instance norm stops recording statistics. In-place activations become ordinary ones.
@@ -86,8 +87,9 @@ def _convert(
 def _group(module: nn.Module, groups: int) -> tuple[nn.Module, str]:
     channels = module.num_features
     if not isinstance(module, _InstanceNorm):
-        # A group of one channel would wipe out an image of one pixel, which the last stages often have.
-        groups = min(groups, max(1, channels // 2))
+        # On a map of one pixel, as in squeeze-and-excitation, a group has as many values as channels: of one
+        # value nothing is left, of a few mostly their signs.
+        groups = min(groups, max(1, channels // CHANNELS_PER_GROUP))
     norm = nn.GroupNorm(suitable_groups(channels, groups), channels, eps=module.eps, affine=module.affine)
     note = "running statistics dropped" if module.track_running_stats else ""
     return _carry_over(module, norm), f"scale and shift kept, {note}".rstrip(", ") if module.affine else note

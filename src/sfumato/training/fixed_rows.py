@@ -18,7 +18,7 @@ from sfumato.training.inputs import Microbatch, Units
 from sfumato.training.last_layer import LastLayerViews
 
 if TYPE_CHECKING:
-    from sfumato.randomness import RandomSource
+    from sfumato.randomness import RandomSource, UnitRandomness
     from sfumato.recipes.recipe import FeatureSettings
 
 ROWS_AT_ONCE = 4096
@@ -40,7 +40,7 @@ class FeatureViews:
         indices: Tensor,
         *,
         max_rows: int,
-        generator: torch.Generator,
+        randomness: UnitRandomness,
         device: torch.device,
     ) -> Iterator[Microbatch]:
         """The units' rows, as many at once as fit."""
@@ -48,21 +48,23 @@ class FeatureViews:
         if units.are_images:
             for start in range(0, len(indices), size):
                 chosen = units.rows[indices[start : start + size]]
-                yield self._microbatch(units.data, chosen, torch.arange(len(chosen)), device)
+                ids = indices[start : start + size]
+                yield self._microbatch(units.data, chosen, torch.arange(len(chosen)), ids, device)
             return
-        for group in units.pack(indices, max_rows=size, views=1, generator=generator):
+        for ids, group in units.pack(indices, max_rows=size, views=1, randomness=randomness):
             sizes = torch.tensor([len(chosen) for chosen in group])
             unit_index = torch.arange(len(group)).repeat_interleave(sizes)
-            yield self._microbatch(units.data, torch.cat(group), unit_index, device)
+            yield self._microbatch(units.data, torch.cat(group), unit_index, ids, device)
 
     def _microbatch(
-        self, data: ImageSet, chosen: Tensor, unit_index: Tensor, device: torch.device
+        self, data: ImageSet, chosen: Tensor, unit_index: Tensor, unit_ids: Tensor, device: torch.device
     ) -> Microbatch:
         return Microbatch(
             inputs=self.features[chosen].to(device),
             targets=data.labels[chosen].to(device),
             unit_index=unit_index.to(device),
-            num_units=int(unit_index[-1]) + 1 if len(unit_index) else 0,
+            num_units=len(unit_ids),
+            unit_ids=unit_ids,
         )
 
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data import ImageSet, augment, normalise
+from sfumato.data import ImageSet, crop_and_flip, normalise
+from sfumato.randomness import UnitRandomness
+
+CHOICE, VIEW = 0, 1  # the draws of a unit: which of its images count, and their views
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +26,7 @@ class Microbatch:
     targets: Tensor  # (rows,)
     unit_index: Tensor  # (rows,), 0 … num_units - 1
     num_units: int
+    unit_ids: Tensor  # (num_units,), their numbers in the data set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,28 +63,29 @@ class Units:
         """Whether unit u is image u: not so for patients, even if one image of each counts in a step."""
         return torch.equal(self.rows, torch.arange(len(self)))
 
-    def choose(self, unit: int, generator: torch.Generator) -> Tensor:
+    def choose(self, unit: int, randomness: UnitRandomness) -> Tensor:
         """The unit's images for this step: all, or a fresh random choice of ``max_images``."""
         mine = self.rows[int(self.offsets[unit]) : int(self.offsets[unit + 1])]
         if len(mine) <= self.max_images:
             return mine
-        return mine[torch.randperm(len(mine), generator=generator)[: self.max_images]]
+        words = randomness.words(np.array([unit]), np.array([0]), len(mine), stream=CHOICE)[0]
+        return mine[torch.from_numpy(np.argsort(words)[: self.max_images])]
 
     def pack(
-        self, indices: Tensor, *, max_rows: int, views: int, generator: torch.Generator
-    ) -> Iterator[list[Tensor]]:
-        """The units' images, in groups of at most ``max_rows`` rows but at least one unit."""
+        self, indices: Tensor, *, max_rows: int, views: int, randomness: UnitRandomness
+    ) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Units and their images, in groups of at most ``max_rows`` rows but at least one unit."""
         group: list[Tensor] = []
-        held = 0
-        for unit in indices.tolist():
-            chosen = self.choose(unit, generator)
+        first = held = 0
+        for place, unit in enumerate(indices.tolist()):
+            chosen = self.choose(unit, randomness)
             if group and (held + len(chosen)) * views > max_rows:
-                yield group
-                group, held = [], 0
+                yield indices[first:place], group
+                group, first, held = [], place, 0
             group.append(chosen)
             held += len(chosen)
         if group:
-            yield group
+            yield indices[first:], group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +104,29 @@ class Views:
         indices: Tensor,
         *,
         max_rows: int,
-        generator: torch.Generator,
+        randomness: UnitRandomness,
         device: torch.device,
     ) -> Iterator[Microbatch]:
-        """Inputs for the units in ``indices``, never more than ``max_rows`` in memory (one unit at least)."""
+        """Inputs for the units in ``indices``, never more than ``max_rows`` in memory (one unit at least).
+
+        Guarantee: a unit's images and views do not depend on its place among ``indices`` or on the others.
+        """
         multiplicity = max(1, self.count)
-        for group in units.pack(indices, max_rows=max_rows, views=multiplicity, generator=generator):
+        packed = units.pack(indices, max_rows=max_rows, views=multiplicity, randomness=randomness)
+        for unit_ids, group in packed:
             images = torch.cat(group)
             sizes = torch.tensor([len(chosen) for chosen in group])
             inputs = normalise(units.data.images[images].to(device), self.mean, self.std)
-            inputs = augment(
-                inputs, views=self.count, padding=self.padding, flip=self.flip, generator=generator
-            )
+            if self.count:
+                owners = unit_ids.repeat_interleave(sizes).numpy()
+                numbers = np.concatenate([np.arange(len(chosen)) for chosen in group])
+                words = randomness.words(owners, numbers, 3 * self.count, stream=VIEW).astype(np.int64)
+                inputs = crop_and_flip(
+                    inputs,
+                    torch.from_numpy(words).view(len(words), -1, 3),
+                    padding=self.padding,
+                    flip=self.flip,
+                )
             unit_index = torch.arange(len(group)).repeat_interleave(sizes * multiplicity)
             if inputs.dim() == 4:  # the faster format for convolutions; weights keep theirs
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -118,4 +135,5 @@ class Views:
                 targets=units.data.labels[images].repeat_interleave(multiplicity).to(device),
                 unit_index=unit_index.to(device),
                 num_units=len(group),
+                unit_ids=unit_ids,
             )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sfumato.data import ImageSet
 from sfumato.features.cache import OnProgress, features_of
 from sfumato.models.classifier import Classifier
+from sfumato.randomness import UnitRandomness
 from sfumato.training.inputs import Microbatch, Units, Views
 
 
@@ -42,11 +43,13 @@ class LastLayerViews:
         indices: Tensor,
         *,
         max_rows: int,
-        generator: torch.Generator,
+        randomness: UnitRandomness,
         device: torch.device,
     ) -> Iterator[Microbatch]:
         """The images themselves, for whoever does not use ``features``."""
-        return self.images.microbatches(units, indices, max_rows=max_rows, generator=generator, device=device)
+        return self.images.microbatches(
+            units, indices, max_rows=max_rows, randomness=randomness, device=device
+        )
 
 
 class Trunk(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from sfumato.gradients import Choices, ClippedSum, clipped_sum
 from sfumato.privacy.plan import Plan
-from sfumato.randomness import RandomSource
+from sfumato.randomness import RandomSource, UnitRandomness
 from sfumato.sampling import FullBatch, PoissonSampling
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.finetuning import training_mode
@@ -56,9 +56,9 @@ def fit(
     ``closed_form(indices, clip_norm)`` gives the clipped sum over those units where it is known without the
     engine, as for a linear head on fixed features.
 
-    Guarantee: batches are drawn as the plan accounts them, each unit enters through one clipped gradient,
-    noise is added once per step to the sum over all microbatches, and ``spend`` returns before the noisy
-    sum is used.
+    Guarantee: batches are drawn as the plan accounts them, each unit enters through one clipped gradient, its
+    views and what the model draws for it come from ``source`` and do not depend on other units, noise is
+    added once per step to the sum over all microbatches, and ``spend`` returns before the noisy sum is used.
     """
     device = next(model.parameters()).device
     divisor = plan.batch_size * (plan.clip_norm if normalised_update else 1.0)
@@ -66,14 +66,17 @@ def fit(
     batches = plan.sampler().batches(len(units), source, start_step=start_step)
     for step, indices in enumerate(batches, start=start_step):
         began = time.perf_counter()
-        generator = source.torch_generator(purpose="augmentation", step=step)
+        augmentation = UnitRandomness(source, purpose="augmentation", step=step)
         microbatches = views.microbatches(
-            units, indices, max_rows=max_rows, generator=generator, device=device
+            units, indices, max_rows=max_rows, randomness=augmentation, device=device
         )
         if closed_form is not None:
             total = closed_form(indices, plan.clip_norm)
         else:
-            total = clipped_total(model, microbatches, clip_norm=plan.clip_norm, choices=choices)
+            draws = UnitRandomness(source, purpose="model", step=step)
+            total = clipped_total(
+                model, microbatches, clip_norm=plan.clip_norm, choices=choices, randomness=draws
+            )
         noisy = plan.noise(total, source=source, step=step)
         spend(step + 1)  # durable before the update is used
         rate = learning_rate(step)
@@ -103,9 +106,9 @@ def fit_without_privacy(
         sampler.batches(len(units), source, start_step=start_step), start=start_step
     ):
         began = time.perf_counter()
-        generator = source.torch_generator(purpose="augmentation", step=step)
+        augmentation = UnitRandomness(source, purpose="augmentation", step=step)
         microbatches = views.microbatches(
-            units, indices, max_rows=max_rows, generator=generator, device=device
+            units, indices, max_rows=max_rows, randomness=augmentation, device=device
         )
         rate = learning_rate(step)
         gradients, losses = plain_total(model, microbatches)
@@ -121,16 +124,18 @@ def clipped_total(
     *,
     clip_norm: float,
     choices: Choices | None = None,
+    randomness: UnitRandomness | None = None,
 ) -> ClippedSum:
     """The clipped sum over all units of a batch, one microbatch in memory at a time.
 
-    An empty batch gives zeros of the same sensitivity: an ordinary step of pure noise.
+    An empty batch gives zeros of the same sensitivity: an ordinary step of pure noise. What the model
+    draws at random comes from ``randomness``, for each unit by its number.
     """
     trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     device = trained[0][1].device
     nothing = torch.zeros(0, dtype=torch.float64, device=device)
     total = ClippedSum(
-        gradients={name: torch.zeros_like(value) for name, value in trained},
+        gradients={name: torch.zeros_like(value, dtype=torch.float64) for name, value in trained},
         norms=nothing,
         losses=nothing,
         sensitivity=clip_norm,
@@ -144,6 +149,8 @@ def clipped_total(
             unit_index=part.unit_index if part.num_units < len(part.inputs) else None,
             microbatch_size=len(part.inputs),
             choices=choices,
+            randomness=randomness,
+            unit_ids=part.unit_ids,
         )
     return total
 
