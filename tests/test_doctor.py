@@ -22,7 +22,7 @@ from sfumato.doctor import (
     examine_plan,
     examine_surroundings,
 )
-from sfumato.doctor.model_checks import row_gradients
+from sfumato.doctor.gradient_check import row_gradients
 from sfumato.errors import ModelError, PrivacyError
 from sfumato.gradients import Choices, clipped_sum
 from sfumato.gradients.call import Strategy
