@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from sfumato.doctor.crash import no_crash
 from sfumato.doctor.probing import STRICT, Tolerance, outputs_of, probed, rows_like
 from sfumato.errors import ModelError, PrivacyError
 from sfumato.gradients import Choices, ClippedSum, clipped_sum
@@ -37,7 +36,7 @@ def check_engine(
     parameter by itself, relative to its own gradient; and every layer at least twice, since what the engine
     remembers of a model after the first time must be right too.
     """
-    with probed(model):
+    with probed(model), no_crash(model, inputs):
         still(model, inputs)
         reference = RowGradients.of(model, inputs, loss)
         number, most, choices = 0, 1, NumberedStrategy()
@@ -57,22 +56,22 @@ def check_unit_gradients(model: nn.Module, inputs: Tensor, *, tolerance: Toleran
     and with units left out are compared with each row's gradient in the whole batch. A backward pass that
     mixes rows is found here, even where the outputs do not tell. ``model`` is in the modes of training.
     """
-    still(model, inputs)
-    reference = RowGradients.of(model, rows_like(inputs, NUM_ROWS), None)
     choices = Choices(deterministic=True)
-    for order, units in _BATCHES:
-        part = reference.batch(order, units)
-        try:
-            part.compare(part.engine(model, clipped_sum, choices=choices), tolerance)
-        except ModelError as error:
-            if error.code != "engine-disagrees":
-                raise
-            raise PrivacyError(
-                "mixes-examples",
-                f"the gradient of an example changes with its place or with the others: {error.what}",
-                why="Clipping one example then no longer bounds its influence.",
-                fix="Look for a backward pass of the model's own, or for layers used in several places.",
-            ) from error
+    with no_crash(model, inputs):
+        still(model, inputs)
+        reference = RowGradients.of(model, rows_like(inputs, NUM_ROWS), None)
+        for order, units in _BATCHES:
+            part = reference.batch(order, units)
+            total = part.engine(model, clipped_sum, choices=choices)
+            try:
+                part.compare(total, tolerance)
+            except ModelError as error:
+                raise PrivacyError(
+                    "mixes-examples",
+                    f"the gradient of an example changes with its place or with the others: {error.what}",
+                    why="Clipping one example then no longer bounds its influence.",
+                    fix="Look for a backward pass of the model's own, or for a layer used in several places.",
+                ) from error
 
 
 @dataclass
@@ -106,8 +105,7 @@ class RowGradients:
             loss = cross_entropy if outputs.ndim == 2 and outputs.shape[1] > 1 else _squared
         classes = outputs.shape[1] if outputs.ndim > 1 else 2
         targets = torch.arange(len(inputs), device=inputs.device) % classes
-        with _CrashGuard():
-            rows = row_gradients(model, inputs, targets, loss)
+        rows = row_gradients(model, inputs, targets, loss)
         largest = max(_norm(row) for row in rows)
         units = tuple(range(len(inputs)))
         return cls(inputs, targets, loss, rows, units, 0.7 * largest if largest > 0 else 1.0)
@@ -124,16 +122,15 @@ class RowGradients:
     ) -> ClippedSum:
         index = torch.tensor(self.units, device=self.inputs.device)
         more = {"unit_index": index} if self.grouped else {}
-        with _CrashGuard():
-            return sum_function(
-                model,
-                self.inputs,
-                self.targets,
-                clip_norm=self.clip_norm,
-                loss=self.loss,
-                choices=choices,
-                **more,
-            )
+        return sum_function(
+            model,
+            self.inputs,
+            self.targets,
+            clip_norm=self.clip_norm,
+            loss=self.loss,
+            choices=choices,
+            **more,
+        )
 
     def compare(self, total: ClippedSum, tolerance: Tolerance) -> None:
         """Raise unless ``total`` is the clipped sum of these units' gradients, with their norms."""
@@ -161,9 +158,7 @@ class RowGradients:
         return {name: sum(row[name].double() for row in mine) / len(mine) for name in mine[0]}
 
 
-def row_gradients(
-    model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss
-) -> list[dict[str, Tensor]]:
+def row_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> list[dict[str, Tensor]]:
     """Each row's gradients, all from one forward pass.
 
     A pass per row would round differently, and where a ReLU then falls on the other side of zero the
@@ -209,23 +204,6 @@ def still(model: nn.Module, inputs: Tensor) -> None:
             why="Its gradients cannot be compared with autograd's, since no two passes are equal.",
             fix="Let it draw in training mode only: if self.training.",
         )
-
-
-class _CrashGuard(TorchDispatchMode):
-    """Refuses the one operation that is known to kill the process: PyTorch's group norm in channels last,
-    backward, where its scale is trained and its input wants no gradient."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func is torch.ops.aten.native_group_norm_backward.default:
-            x, mask = args[1], args[-1]
-            if not mask[0] and (mask[1] or mask[2]) and x.ndim == 4 and not x.is_contiguous():
-                raise ModelError(
-                    "crashing-norm",
-                    "a group norm would be differentiated in channels last, its input needing no gradient.",
-                    why="PyTorch's own code crashes there and takes the whole process with it.",
-                    fix="Call .contiguous() on the norm's input, or use plain nn.GroupNorm.",
-                )
-        return func(*args, **(kwargs or {}))
 
 
 def _squared(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -9,7 +9,17 @@ from torch import Tensor, nn
 
 from sfumato.doctor.findings import Finding
 from sfumato.doctor.gradient_check import check_engine, check_unit_gradients
-from sfumato.doctor.probing import STRICT, Tolerance, is_half, loose, own_dtype, probed, rows_like, unwrapped
+from sfumato.doctor.probing import (
+    STRICT,
+    Tolerance,
+    first_line,
+    is_half,
+    loose,
+    own_dtype,
+    probed,
+    rows_like,
+    unwrapped,
+)
 from sfumato.doctor.row_independence import check_embeddings, check_evaluation, check_independence
 from sfumato.errors import ModelError, SfumatoError
 
@@ -23,18 +33,36 @@ def check_model(model: nn.Module, inputs: Tensor, *, num_rows: int | None = None
     the microbatch size of training (32 if not given).
 
     What is asked at which size: outputs with 1, 5, 7 and 13 rows, and once with ``num_rows``, forward only;
-    the bound on sums of gradients with 2 and 3 rows and units of 1 and 2; every strategy of the engine with 2.
+    the bound on sums of gradients with 2 and 3 rows, units of 1 and 2; every strategy of the engine with 2.
     The modes are those of training, frozen parts in evaluation mode, and for outputs evaluation mode too.
     The model is left as it was. Where float32 leaves a doubt between batches, float64 decides.
     """
     model = unwrapped(model)
     if not len(inputs):
         raise ModelError("no-probe", "the inputs have no rows.", fix="Pass a row or more of the right shape.")
+    try:
+        with torch.inference_mode(False):
+            return _checked(model, inputs, num_rows or DEFAULT_ROWS)
+    except SfumatoError:
+        raise
+    except Exception as error:  # whatever a stranger's model may do
+        raise ModelError(
+            "cannot-be-checked",
+            f"{type(error).__name__} while {type(model).__name__} was checked: {first_line(error)}",
+            why="What cannot be checked cannot be trained with a guarantee.",
+            fix="Pass the plain nn.Module: not scripted, not quantised, not wrapped for several devices.",
+        ) from error
+
+
+def _checked(model: nn.Module, inputs: Tensor, num_rows: int) -> list[Finding]:
+    scripted = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
+    if scripted:
+        raise TypeError("its layers are scripted, and cannot be looked into")
     check_embeddings(model)
-    size, drawing = num_rows or DEFAULT_ROWS, []
+    drawing: list[str] = []
 
     def outputs(rows: Tensor, tolerance: Tolerance) -> None:
-        drawing[:] = check_independence(model, rows, num_rows=size, tolerance=tolerance)
+        drawing[:] = check_independence(model, rows, num_rows=num_rows, tolerance=tolerance)
         if any(module.training for module in model.modules()):
             check_evaluation(model.eval(), rows, tolerance=tolerance)
 
@@ -119,6 +147,6 @@ def _random_draws(drawing: list[str]) -> list[Finding]:
             severity="note",
             code="draws-random-numbers",
             what=f"{len(set(drawing))} layers (first: {drawing[0] or 'the model'}) draw random numbers.",
-            cure="Nothing in a run, which gives each unit draws of its own; in a loop of your own see to that.",
+            cure="Nothing in a run: each unit has draws of its own. In a loop of your own, see to that.",
         )
     ]

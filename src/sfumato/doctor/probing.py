@@ -67,6 +67,9 @@ def probed(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]
     ]
     kept = [(value, value.data) for value in (*model.parameters(), *model.buffers())]
     devices = [value.device for value in model.parameters() if value.device.type == "cuda"][:1]
+    # autocast would go on with what it remembers of the parameters: other values, without gradients
+    caching = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
     try:
         with torch.inference_mode(False), torch.random.fork_rng(devices=devices):
             torch.manual_seed(0)
@@ -78,6 +81,7 @@ def probed(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]
             training_mode(model)
             yield
     finally:
+        torch.set_autocast_cache_enabled(caching)
         for register, entries in registers:
             register.clear()
             register.update(entries)
@@ -137,7 +141,8 @@ def rows_like(inputs: Tensor, count: int) -> Tensor:
     else:
         least, most = int(inputs.min()), int(inputs.max())
         drawn = torch.randint(least, most + 1, shape, generator=generator)
-    return torch.cat([inputs[:count].detach().clone(), drawn.to(inputs.device, inputs.dtype)])
+    with torch.inference_mode(False):  # copies, so that gradients can be asked for
+        return torch.cat([inputs[:count].detach().clone(), drawn.to(inputs.device, inputs.dtype)])
 
 
 @torch.no_grad()
@@ -168,9 +173,13 @@ def outputs_of(model: nn.Module, rows: Tensor) -> tuple[Tensor, list[str]]:
 
 
 def forward_fails(rows: Tensor, error: Exception) -> ModelError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ModelError(
         "forward-fails",
-        f"the model cannot take {rows.dtype} inputs of shape {tuple(rows.shape)}: {reason}",
+        f"the model cannot take {rows.dtype} inputs of shape {tuple(rows.shape)}: {first_line(error)}",
         fix="Pass inputs as the model takes them in training: shape, type and range.",
     )
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in a line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -64,8 +64,8 @@ def check_independence(
     examination = _Examination(model, rows_like(inputs, NUM_ROWS), tolerance)
     for variant in VARIANTS:
         examination.ask(variant)
-    if examination.takes_single_rows():
-        examination.ask(Variant("it is alone in the batch", (5,)))
+    examination.check_single_rows()
+    examination.ask(Variant("it is alone in the batch", (5,)))
     if num_rows > NUM_ROWS:
         generator = torch.Generator().manual_seed(1)
         picks = torch.randint(NUM_ROWS, (num_rows,), generator=generator).tolist()
@@ -113,14 +113,21 @@ class _Examination:
             fix="Use --set model.options.norm=group, or sfumato.models.make_private_ready(model).",
         )
 
-    def takes_single_rows(self) -> bool:
-        """Whether one row alone gives one row: a squeeze() takes it for a vector, and training meets that."""
+    def check_single_rows(self) -> None:
+        """Refuse a model that takes one row for something else, as squeeze() does."""
         self.state.restore()
         try:
-            outputs, _ = outputs_of(self.model, self.pool[:1])
-        except ModelError:
-            return False
-        return outputs.shape[1:] == self.plain.shape[1:]
+            shape = tuple(outputs_of(self.model, self.pool[:1])[0].shape[1:])
+            found = None if shape == self.plain.shape[1:] else f"an output of shape (1, {shape})"
+        except ModelError as error:
+            found = error.what
+        if found is not None:
+            raise ModelError(
+                "needs-several-rows",
+                f"a batch of a single row fails: {found}",
+                why="Batches are drawn at random, and a microbatch may have a single row.",
+                fix="Keep the first dimension: x.flatten(1) instead of x.squeeze().",
+            )
 
     def finish(self) -> None:
         """What a pass leaves behind, asked last: whatever mixes is told first, by the layer's name."""
@@ -152,7 +159,7 @@ class _Examination:
             raise PrivacyError(
                 "stateful-forward",
                 "the same inputs give other outputs when they are asked again.",
-                why="The model keeps something from pass to pass outside its buffers, or draws random numbers "
+                why="The model keeps something from pass to pass outside its buffers, or draws numbers "
                 "outside torch; an example's gradient then depends on those before it.",
                 fix="Let forward() depend on its arguments and the parameters only, and draw with torch.",
             )
