@@ -243,7 +243,7 @@ def group_units(recipe: Recipe, train: ImageSet) -> Units:
 def settle_beginning(
     recipe: Recipe, splits: DataSplits, *, num_units: int, pretrained: Path | None, own_model: bool
 ) -> tuple[Recipe, Checkpoint | None, Beginning | None]:
-    """The weights to begin with, judged, and the recipe with the settings that follow from weights and data."""
+    """The weights to begin with, judged, and the recipe with the settings that follow from them."""
     checkpoint, beginning = find_beginning(recipe, splits, pretrained=pretrained, own_model=own_model)
     delta = recipe.privacy.delta if recipe.privacy.delta is not None else default_delta(num_units)
     recipe = with_feature_settings(recipe, splits.train, num_units=num_units, delta=delta)
@@ -260,7 +260,7 @@ def first_network(
     model: nn.Module | None = None,
     watcher: Watcher | None = None,
 ) -> nn.Module:
-    """The network as training begins with it: its options, first weights, trained parts and fixed features."""
+    """The network as training begins with it: options, first weights, trained parts, fixed features."""
     network = model if model is not None else initial_model(recipe.model, train, source)
     if checkpoint is not None:
         new_head = take_over(network, checkpoint, classes=train.classes)

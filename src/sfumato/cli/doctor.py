@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 @click.option("--unit", type=click.Choice(["image", "patient"]), default="image", show_default=True)
 @click.option("--patient-from", help="Regular expression that finds the patient in a file name.")
 @click.option("--image-size", type=int, help="Side of the images for the model; the data's own otherwise.")
-@click.option(
-    "--recipe", "recipe_name", help="Examine a recipe: its plan, its data, its model as a run builds it."
-)
+@click.option("--recipe", "recipe_name", help="Examine a recipe: plan, data, and the model that it builds.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     model_name: str | None,

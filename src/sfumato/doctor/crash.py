@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from sfumato.doctor.operations import Operations
 from sfumato.doctor.probing import outputs_of, rows_like
 from sfumato.errors import ModelError
 
@@ -24,18 +24,18 @@ def no_crash(model: nn.Module, inputs: Tensor) -> AbstractContextManager[object]
     return _Guard() if norms.in_channels_last else nullcontext()
 
 
-class _Norms(TorchDispatchMode):
+class _Norms(Operations):
     in_channels_last = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func is torch.ops.aten.native_group_norm.default and not args[0].is_contiguous():
+    def see(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if operation is torch.ops.aten.native_group_norm.default and not args[0].is_contiguous():
             self.in_channels_last = True
-        return func(*args, **(kwargs or {}))
+        return operation(*args, **kwargs)
 
 
-class _Guard(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func is torch.ops.aten.native_group_norm_backward.default:
+class _Guard(Operations):
+    def see(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if operation is torch.ops.aten.native_group_norm_backward.default:
             x, mask = args[1], args[-1]
             if not mask[0] and (mask[1] or mask[2]) and not x.is_contiguous():
                 raise ModelError(
@@ -44,4 +44,4 @@ class _Guard(TorchDispatchMode):
                     why="PyTorch's own code crashes there and takes the whole process with it.",
                     fix="Call .contiguous() on the norm's input, or use plain nn.GroupNorm.",
                 )
-        return func(*args, **(kwargs or {}))
+        return operation(*args, **kwargs)

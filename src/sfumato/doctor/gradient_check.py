@@ -199,7 +199,7 @@ def still(model: nn.Module, inputs: Tensor) -> None:
     _, drawing = outputs_of(model.eval(), rows_like(inputs, 2))
     if drawing:
         raise ModelError(
-            "random-forward",
+            "random-in-evaluation",
             f"{drawing[0] or 'the model'} draws random numbers in evaluation mode too.",
             why="Its gradients cannot be compared with autograd's, since no two passes are equal.",
             fix="Let it draw in training mode only: if self.training.",

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from sfumato.doctor.operations import Operations
 
 
-class EqualDraws(TorchDispatchMode):
+class EqualDraws(Operations):
     """Answers each draw, also those from generators of the model's own, with values that all rows share.
 
     Guarantee: the k-th draw of a pass gives a row the same values in every batch, so that two passes differ
@@ -45,36 +46,35 @@ class EqualDraws(TorchDispatchMode):
     def _left(self, *_: object) -> None:
         self._running.pop()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
+    def see(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if torch.Tag.nondeterministic_seeded not in operation.tags:
+            return operation(*args, **kwargs)
         before = torch.get_rng_state()
         torch.manual_seed(1 + self.num_draws)
         seeded = torch.get_rng_state()
         kwargs = {name: None if name == "generator" else value for name, value in kwargs.items()}
-        result = self._draw(func, args, kwargs)
+        result = self._draw(operation, args, kwargs)
         if not torch.equal(seeded, torch.get_rng_state()):  # some may draw, but do not: attention, dropout 0
             self.num_draws += 1
             self.drawing.append(self._running[-1] if self._running else "")
         torch.set_rng_state(before)
         return result
 
-    def _draw(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def _draw(self, operation: Any, args: tuple, kwargs: dict) -> Any:
         first = args[0] if args and isinstance(args[0], Tensor) else None
         others = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, Tensor)]
-        if func._schema.is_mutable and first is not None and not others:  # x.bernoulli_(0.5), x.normal_()
-            drawn = func(self._one(first).clone(), *args[1:], **kwargs)
-            return first.copy_(drawn)
-        if first is not None and not func._schema.is_mutable and first.ndim and len(first) == self.num_rows:
-            return self._row_by_row(func, args, kwargs)
+        in_place = operation._schema.is_mutable
+        if in_place and first is not None and not others:  # x.bernoulli_(0.5), x.normal_()
+            return first.copy_(operation(self._one(first).clone(), *args[1:], **kwargs))
+        if not in_place and first is not None and first.ndim and len(first) == self.num_rows:
+            return self._row_by_row(operation, args, kwargs)
         if first is None:  # rand(size), randn(size), randint(high, size)
             sizes = [index for index, value in enumerate(args) if isinstance(value, list | tuple)]
             if sizes and args[sizes[0]] and 0 not in args[sizes[0]]:
                 shape, small = args[sizes[0]], list(args)
                 small[sizes[0]] = self._one_row(shape)
-                return func(*small, **kwargs).expand(shape).clone()
-        return func(*args, **kwargs)
+                return operation(*small, **kwargs).expand(shape).clone()
+        return operation(*args, **kwargs)
 
     def _one_row(self, shape: Sequence[int]) -> list[int]:
         """The shape with 1 where rows may be."""
@@ -88,7 +88,7 @@ class EqualDraws(TorchDispatchMode):
             return value
         return value[tuple(slice(0, length) for length in self._one_row(value.shape))]
 
-    def _row_by_row(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def _row_by_row(self, operation: Any, args: tuple, kwargs: dict) -> Any:
         """What the draw would give to each row alone: its arguments (rates, weights) may differ by row."""
         seeded, results = torch.get_rng_state(), []
 
@@ -99,7 +99,7 @@ class EqualDraws(TorchDispatchMode):
         for row in range(self.num_rows):
             torch.set_rng_state(seeded)
             mine = {name: pick(value, row) for name, value in kwargs.items()}
-            results.append(func(*(pick(value, row) for value in args), **mine))
+            results.append(operation(*(pick(value, row) for value in args), **mine))
         if isinstance(results[0], Tensor):
             return torch.cat(results)
         return type(results[0])(
