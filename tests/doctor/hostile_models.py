@@ -166,8 +166,9 @@ class OwnGenerator(nn.Module):
         self.generator = torch.Generator()
 
     def forward(self, x: Tensor) -> Tensor:
-        noise = torch.randn(x.shape, generator=self.generator, dtype=x.dtype)
-        return x + noise if self.training else x
+        if not self.training:
+            return x
+        return x + torch.randn(x.shape, generator=self.generator, dtype=x.dtype)
 
 
 class AlwaysNoisy(nn.Module):

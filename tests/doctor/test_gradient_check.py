@@ -35,7 +35,7 @@ class SmallPositions(nn.Module):
         self.positions = nn.Parameter(torch.randn(1, 8, 8))
 
     def forward(self, x):
-        return self.net(x + 1e-4 * self.positions)
+        return self.net(x + 1e-3 * self.positions)
 
 
 @pytest.mark.parametrize("fault", ["scale", "small", "norm", "missing", "unclipped"])
@@ -44,7 +44,7 @@ def test_an_engine_that_disagrees_with_autograd_is_found(fault):
         factor = 1e9 if fault == "unclipped" else clip_norm
         total = clipped_sum(model, inputs, targets, clip_norm=factor, loss=loss, choices=choices)
         gradients, norms = dict(total.gradients), total.norms
-        first = next(iter(gradients))
+        first = "net.convolution.weight"
         if fault == "scale":
             gradients[first] = gradients[first] * 1.05
         if fault == "small":  # counted twice, but a thousandth of the whole: as shared positions may be
@@ -108,7 +108,7 @@ def test_norms_behind_frozen_layers_are_checked_in_channels_last():
 @pytest.mark.parametrize("name", BACKWARD_MIXERS)
 def test_a_backward_pass_that_mixes_examples_is_found(name):
     assert check_model(net(backward(lambda g: 2 * g)), IMAGES) == []
-    with pytest.raises((PrivacyError, ModelError), match="mixes-examples|engine-disagrees"):
+    with pytest.raises((PrivacyError, ModelError), match=r"mixes-examples|engine-disagrees"):
         check_model(net(backward(BACKWARD_MIXERS[name])), IMAGES)
 
 

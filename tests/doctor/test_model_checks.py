@@ -1,4 +1,4 @@
-"""What passes leave behind, what precision a model has, and what a stranger's model may do: all have a code."""
+"""What passes leave behind, in which precision, and what a stranger's model may do: all have a code."""
 
 from __future__ import annotations
 
@@ -91,6 +91,7 @@ def test_what_changes_from_pass_to_pass_is_refused(layer):
     assert check_model(net(Layer(lambda x: x * 0.5)), IMAGES) == []
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # weight norm has no batching rule
 def test_what_a_pass_keeps_or_changes_is_refused_by_name():
     with pytest.raises(PrivacyError, match="private-statistics") as caught:
         check_model(net(Bank()), IMAGES)
@@ -121,6 +122,7 @@ def test_precisions_are_not_refused_without_need(dtype):
         check_model(net(nn.BatchNorm2d(4, track_running_stats=False)).to(dtype), IMAGES.to(dtype))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, when its compiler is loaded
 def test_autocast_inference_mode_and_compiled_models_are_taken():
     sound, mixing = net(nn.GroupNorm(2, 4)), net(nn.BatchNorm2d(4))
     with torch.autocast("cpu", torch.bfloat16):

@@ -86,7 +86,7 @@ def _plan_findings(recipe: Recipe, splits: DataSplits) -> list[Finding]:
 def _model_findings(recipe: Recipe, splits: DataSplits | None) -> list[Finding]:
     """The network is built as a run builds it: options, channels, first weights, trained parts."""
     from sfumato import preparation
-    from sfumato.doctor import Finding
+    from sfumato.doctor import Finding, check_forward
     from sfumato.errors import ModelError, PrivacyError
     from sfumato.randomness import SecureSource
 
@@ -100,6 +100,8 @@ def _model_findings(recipe: Recipe, splits: DataSplits | None) -> list[Finding]:
         network = preparation.first_network(
             recipe, splits.train, SecureSource(), checkpoint=checkpoint, device=device
         )
+        shape, num_classes = tuple(splits.train.images.shape[1:]), len(splits.train.classes)
+        check_forward(network, shape, num_classes=num_classes)
         max_rows = recipe.performance.microbatch_size or preparation.fitting_rows(
             network, splits.train, device
         )
