@@ -174,12 +174,71 @@ MORE = [
         "replace = False\n",
         ("test_accounting.py",),
     ),
+]
+
+DOCTOR = [
     Fault(
         "batch-norm-accepted",
+        "doctor/row_independence.py",
+        "    return not (first - second).abs().max().item() <= tolerance.outputs * scale\n",
+        "    return False\n",
+        ("doctor/test_row_independence.py",),
+    ),
+    Fault(
+        "order-never-asked",
+        "doctor/row_independence.py",
+        "    for variant in VARIANTS:\n",
+        "    for variant in [Variant('', tuple(range(7)), replaced=(6,))]:\n",
+        ("doctor/test_row_independence.py",),
+    ),
+    Fault(
+        "probe-smaller-than-training",
+        "doctor/row_independence.py",
+        "    if num_rows > NUM_ROWS:\n",
+        "    if False:\n",
+        ("doctor/test_row_independence.py",),
+    ),
+    Fault(
+        "state-between-passes-accepted",
+        "doctor/row_independence.py",
+        "        if _moved(self.plain, outputs, self.tolerance):\n",
+        "        if False:\n",
+        ("doctor/test_model_checks.py",),
+    ),
+    Fault(
+        "changed-weights-accepted",
+        "doctor/row_independence.py",
+        "            if name in parameters:\n                raise changes_weights(name)\n",
+        "            if name in parameters:\n                return\n",
+        ("doctor/test_model_checks.py",),
+    ),
+    Fault(
+        "zero-head-hides-the-rest",
+        "doctor/probing.py",
+        "                if value.requires_grad and not data.any():\n",
+        "                if False:\n",
+        ("doctor/test_row_independence.py",),
+    ),
+    Fault(
+        "tolerance-of-the-whole",
+        "doctor/gradient_check.py",
+        "            if not error <= limit * own + floor:\n",
+        "            if not error <= limit * self.clip_norm + floor:\n",
+        ("doctor/test_gradient_check.py",),
+    ),
+    Fault(
+        "units-not-compared-between-batches",
         "doctor/model_checks.py",
-        "    if not _moved(plain[-1][2], other[-1][2]):\n        return\n",
-        "    return\n",
-        ("test_doctor.py",),
+        "        _judge(gradients, model, inputs)\n",
+        "",
+        ("doctor/test_gradient_check.py",),
+    ),
+    Fault(
+        "doctor-without-the-recipes-options",
+        "cli/doctor.py",
+        "    splits = splits or _blank_images(recipe)\n",
+        "    splits = splits or _blank_images(recipe)\n    recipe.model.options.clear()\n",
+        ("doctor/test_doctor_command.py",),
     ),
 ]
 
@@ -232,9 +291,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="faults to plant; all by default")
     names = parser.parse_args().names
-    faults = [fault for fault in TWELVE + MORE if not names or fault.name in names]
+    faults = [fault for fault in TWELVE + MORE + DOCTOR if not names or fault.name in names]
     if names and len(faults) != len(names):
-        raise SystemExit(f"known faults: {', '.join(fault.name for fault in TWELVE + MORE)}")
+        raise SystemExit(f"known faults: {', '.join(fault.name for fault in TWELVE + MORE + DOCTOR)}")
     tests = sorted({test for fault in faults for test in fault.tests})
     code, told = examine(None, tests)
     print(f"{'no fault':<36} {'passes' if code == 0 else 'FAILS'}   {told}", flush=True)
