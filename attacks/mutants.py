@@ -185,10 +185,12 @@ DOCTOR = [
         ("doctor/test_row_independence.py",),
     ),
     Fault(
-        "order-never-asked",
+        "only-the-last-row-disturbed",
         "doctor/row_independence.py",
         "    for variant in VARIANTS:\n",
-        "    for variant in [Variant('', tuple(range(7)), replaced=(6,))]:\n",
+        "    examination.ask(Variant('another example changes', tuple(range(7)), replaced=(6,)))\n"
+        "    return examination.drawing\n"
+        "    for variant in VARIANTS:\n",
         ("doctor/test_row_independence.py",),
     ),
     Fault(
