@@ -6,14 +6,10 @@ return findings for people to read; those of severity "void" must be mended.
 
 from sfumato.doctor.data_checks import examine_data
 from sfumato.doctor.findings import Finding
-from sfumato.doctor.model_checks import (
-    check_augmentation,
-    check_engine,
-    check_forward,
-    check_independence,
-    check_model,
-)
+from sfumato.doctor.gradient_check import check_engine
+from sfumato.doctor.model_checks import check_forward, check_model
 from sfumato.doctor.plan_checks import examine_plan, examine_surroundings
+from sfumato.doctor.row_independence import check_augmentation, check_independence
 
 __all__ = [
     "Finding",

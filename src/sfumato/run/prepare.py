@@ -130,24 +130,18 @@ def prepare(
     splits = data if data is not None else load_splits(recipe.data)
     check_constants(recipe, splits.train)
     check_steering(recipe, splits)
-    checkpoint, beginning = find_beginning(recipe, splits, pretrained=pretrained, own_model=model is not None)
     units = group_units(recipe, splits.train)
-    delta = recipe.privacy.delta if recipe.privacy.delta is not None else default_delta(len(units))
-    recipe = with_feature_settings(recipe, splits.train, num_units=len(units), delta=delta)
-    recipe = with_input_size(recipe, splits.train) if model is None else recipe
+    recipe, checkpoint, beginning = settle_beginning(
+        recipe, splits, num_units=len(units), pretrained=pretrained, own_model=model is not None
+    )
     source: RandomSource = (
         SecureSource() if recipe.training.seed is None else SeededSource(recipe.training.seed)
     )
     plan = build_plan(recipe, num_units=len(units), force=force, beginning=beginning)
     device = choose_device(recipe.performance.device)
-    network = model if model is not None else initial_model(recipe.model, splits.train, source)
-    if checkpoint is not None:
-        new_head = take_over(network, checkpoint, classes=splits.train.classes)
-        if new_head and watcher is not None:
-            watcher.noted(f"The last layer is new: {checkpoint.path} was trained for other classes.")
-    choose_trained(network, recipe.model.trained)
-    network = network.to(device)
-    fit_extractor(network, recipe, on_note=None if watcher is None else watcher.noted)
+    network = first_network(
+        recipe, splits.train, source, checkpoint=checkpoint, device=device, model=model, watcher=watcher
+    )
     training = recipe.training
     build_optimizer(  # refuses a wrong name or option now; the run builds its own
         training.optimizer,
@@ -156,7 +150,8 @@ def prepare(
         options=dict(training.optimizer_options),
     )
     check_forward(network, tuple(splits.train.images.shape[1:]), num_classes=len(splits.train.classes))
-    findings = () if plan is None else examine(recipe, splits, network, plan)
+    max_rows = recipe.performance.microbatch_size or fitting_rows(network, splits.train, device)
+    findings = () if plan is None else examine(recipe, splits, network, plan, max_rows=max_rows)
     mean, std = normalisation(network, splits.train, beginning)
     counter = features_counter(watcher, "training")
     views = feature_views(network, recipe, splits.train, on_progress=counter) or Views(
@@ -181,7 +176,7 @@ def prepare(
         views=views,
         source=source,
         device=device,
-        max_rows=recipe.performance.microbatch_size or fitting_rows(network, splits.train, device),
+        max_rows=max_rows,
         findings=findings,
         beginning=beginning,
     )
@@ -243,6 +238,38 @@ def group_units(recipe: Recipe, train: ImageSet) -> Units:
     return Units.images(train)
 
 
+def settle_beginning(
+    recipe: Recipe, splits: DataSplits, *, num_units: int, pretrained: Path | None, own_model: bool
+) -> tuple[Recipe, Checkpoint | None, Beginning | None]:
+    """The weights to begin with, judged, and the recipe with the settings that follow from them."""
+    checkpoint, beginning = find_beginning(recipe, splits, pretrained=pretrained, own_model=own_model)
+    delta = recipe.privacy.delta if recipe.privacy.delta is not None else default_delta(num_units)
+    recipe = with_feature_settings(recipe, splits.train, num_units=num_units, delta=delta)
+    return recipe if own_model else with_input_size(recipe, splits.train), checkpoint, beginning
+
+
+def first_network(
+    recipe: Recipe,
+    train: ImageSet,
+    source: RandomSource,
+    *,
+    checkpoint: Checkpoint | None,
+    device: torch.device,
+    model: nn.Module | None = None,
+    watcher: Watcher | None = None,
+) -> nn.Module:
+    """The network as training begins with it: options, first weights, trained parts, fixed features."""
+    network = model if model is not None else initial_model(recipe.model, train, source)
+    if checkpoint is not None:
+        new_head = take_over(network, checkpoint, classes=train.classes)
+        if new_head and watcher is not None:
+            watcher.noted(f"The last layer is new: {checkpoint.path} was trained for other classes.")
+    choose_trained(network, recipe.model.trained)
+    network = network.to(device)
+    fit_extractor(network, recipe, on_note=None if watcher is None else watcher.noted)
+    return network
+
+
 def initial_model(settings: ModelSettings, train: ImageSet, source: RandomSource) -> nn.Module:
     """A model of the zoo with fresh weights drawn from ``source``; the global generator is left as it was."""
     for name in ("num_classes", "in_channels"):
@@ -263,16 +290,20 @@ def initial_model(settings: ModelSettings, train: ImageSet, source: RandomSource
         )
 
 
-def examine(recipe: Recipe, splits: DataSplits, model: nn.Module, plan: Plan) -> tuple[Finding, ...]:
-    """What the doctor finds in model, data and plan; whatever would void the guarantee is refused.
-
-    The model is probed with noise: no private image is needed for that.
-    """
+def examine_network(model: nn.Module, train: ImageSet, *, max_rows: int) -> list[Finding]:
+    """What the doctor finds in the model, probed with noise: no private image is needed for that."""
     device = next(model.parameters()).device
-    noise = torch.randn(4, *splits.train.images.shape[1:], device=device)
+    noise = torch.randn(4, *train.images.shape[1:], device=device)
+    return check_model(model, noise, num_rows=max_rows)
+
+
+def examine(
+    recipe: Recipe, splits: DataSplits, model: nn.Module, plan: Plan, *, max_rows: int
+) -> tuple[Finding, ...]:
+    """What the doctor finds in model, data and plan; whatever would void the guarantee is refused."""
     settings = recipe.data
     findings = [
-        *check_model(model, noise),
+        *examine_network(model, splits.train, max_rows=max_rows),
         *examine_data(
             splits,
             unit=recipe.privacy.unit,
