@@ -33,7 +33,7 @@ from sfumato.recipes.recipe import DataSettings, ModelSettings, Recipe
 from sfumato.run.features import feature_views, fit_extractor, with_feature_settings
 from sfumato.run.planning import build_plan, default_delta, plain_sampler
 from sfumato.run.provenance import Beginning, find_beginning, normalisation, with_input_size
-from sfumato.run.weights import take_over
+from sfumato.run.weights import Checkpoint, take_over
 from sfumato.sampling import FullBatch, PoissonSampling
 from sfumato.training.finetuning import choose_trained
 from sfumato.training.fixed_rows import FeatureViews

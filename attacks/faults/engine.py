@@ -1,0 +1,100 @@
+"""Planted faults in the gradient engine: draws of the model, precision, odd modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planting import fault, rewrite
+
+if TYPE_CHECKING:
+    from pytest import MonkeyPatch  # noqa: PT013
+
+
+@fault("draws-by-place", tests=("gradients/test_stochastic.py",))
+def draws_by_place(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.gradients.stochastic:RowDraws.uniform",
+        "words = self.randomness.words(self.units, self.rows, count, stream=stream)",
+        "words = self.randomness.words(np.arange(len(self.units)), self.rows, count, stream=stream)",
+    )
+
+
+@fault("draws-of-the-global-generator", tests=("gradients/test_stochastic.py",))
+def draws_of_the_global_generator(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.gradients.random_operations:RandomOperations.__torch_dispatch__",
+        "if torch.Tag.nondeterministic_seeded not in func.tags or",
+        "if func is not torch.ops.aten.poisson.default or",
+    )
+
+
+@fault("positions-taken-for-rows", tests=("gradients/test_stochastic.py",))
+def positions_taken_for_rows(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.gradients.stochastic:layout_of",
+        "elif first[:1] == (2,) and second[:1] == (3,) and first[1:] == second[1:]:",
+        "elif True:",
+    )
+
+
+@fault("repeated-with-other-draws", tests=("gradients/test_stochastic.py",))
+def repeated_with_other_draws(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.gradients.stochastic:Replay.uniform",
+        "        return self.values.pop(0)\n",
+        "        return torch.rand_like(self.values.pop(0))\n",
+    )
+
+
+@fault("views-by-place", tests=("training/test_inputs.py",))
+def views_by_place(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.training.inputs:Views.microbatches",
+        "owners = unit_ids.repeat_interleave(sizes).numpy()",
+        "owners = torch.arange(len(group)).repeat_interleave(sizes).numpy()",
+    )
+
+
+@fault("sum-in-half-precision", tests=("gradients/test_precision.py",))
+def sum_in_half_precision(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.gradients.clipped:clipped_sum",
+        "totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in trained.items()}",
+        "totals = {name: torch.zeros_like(value) for name, value in trained.items()}",
+    )
+
+
+@fault("working-precision-of-the-weights", tests=("gradients/test_precision.py",))
+def working_precision_of_the_weights(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.gradients.piece:working_dtype",
+        "return torch.promote_types(dtype, torch.float32)",
+        "return dtype",
+    )
+
+
+@fault("outputs-counted-twice", tests=("gradients/test_third_party.py",))
+def outputs_counted_twice(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.gradients.tape:Tape._watched",
+        "elif value._is_view() or not alone:",
+        "elif value._is_view():",
+    )
+
+
+@fault("forward-may-keep", tests=("gradients/test_third_party.py",))
+def forward_may_keep(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.gradients.suitability:check_untouched",
+        "    if after == before:\n        return\n",
+        "    return\n",
+    )
