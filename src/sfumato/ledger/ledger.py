@@ -107,12 +107,12 @@ class Ledger:
             links = self._remember(fingerprint, name, image_ids, patient_names)
             resumed = None if held is None else self._resumed(new, held)
             record, leases = (new, ()) if resumed is None else (resumed.record, resumed.leases)
+            leases = leases if record.finished else (*leases, secrets.token_hex(8))
+            self._store(record, leases)
             if not record.finished:
-                self._check_caps(record)
-                leases = (*leases, secrets.token_hex(8))
+                self._check_caps(record)  # taken back with all the rest if it refuses
             write_links(folder, links, fingerprint=fingerprint)
             write_receipt(folder, Receipt(record=record, leases=leases))
-            self._store(record, leases)
         copy_of = None if held is None or resumed is not None else held.record.run_id
         return Account(self, record, folder, leases, copy_of)
 
