@@ -24,7 +24,9 @@ sfumato.doctor.check_model(model, torch.randn(4, 1, 8, 8))  # no image may see a
 
 folder, source = Path(mkdtemp()), SecureSource()  # keep the folder: a resumed run goes on with its account
 ledger = Ledger.open(folder / "ledger.sqlite")
-account = ledger.begin(fingerprint=train.fingerprint, name=train.name, plan=plan, folder=folder)
+account = ledger.begin(
+    fingerprint=train.fingerprint, name=train.name, image_ids=train.content_ids, plan=plan, folder=folder
+)
 for step, batch in enumerate(plan.sampler().batches(len(train), source)):  # Poisson, exactly as accounted
     images, labels = train.images[batch] / 255, train.labels[batch]
     total = sfumato.clipped_sum(model, images, labels, clip_norm=plan.clip_norm)

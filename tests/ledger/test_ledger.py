@@ -25,7 +25,7 @@ from sfumato.accounting import SampledGaussian
 from sfumato.cli import cli
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.ledger.ledger import Cap, Ledger
-from sfumato.ledger.receipt import SPENDING_FILE
+from sfumato.ledger.receipt import SPENDING_FILE, write_receipt
 from sfumato.ledger.totals import total_of
 from sfumato.privacy.plan import Plan
 
@@ -131,12 +131,25 @@ def test_a_process_whose_run_was_taken_over_cannot_spend_on(ledger, tmp_path):
 
 def test_a_crash_between_folder_and_ledger_locks_nobody_out(ledger, tmp_path, monkeypatch):
     begin(ledger, tmp_path / "run").spend(10)
-    with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "_store", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
-        with pytest.raises(OSError, match="power cut"):
-            begin(ledger, tmp_path / "run")  # the folder has the new lease, the ledger still the old one
-    begin(ledger, tmp_path / "run")
-    assert recorded(ledger) == [10]
+
+    def write_and_crash(*arguments):
+        write_receipt(*arguments)
+        raise OSError("power cut")
+
+    acts = [
+        lambda account: begin(ledger, tmp_path / "run"),
+        lambda account: account.spend(20),
+        lambda account: account.finish(),
+    ]
+    for act in acts:
+        account = begin(ledger, tmp_path / "run")
+        with monkeypatch.context() as patch:
+            patch.setattr("sfumato.ledger.ledger.write_receipt", write_and_crash)
+            with pytest.raises(OSError, match="power cut"):
+                act(account)  # the folder has the new lease, the ledger still the old one
+    account = begin(ledger, tmp_path / "run", saved_steps=20)
+    assert recorded(ledger) == [20]
+    assert account.record.finished
 
 
 def test_a_lost_ledger_is_rebuilt_from_the_run_folders(tmp_path):
@@ -257,7 +270,7 @@ def test_closing_or_finishing_a_run_gives_back_what_it_did_not_use(ledger, tmp_p
     account.spend(5)
     account.finish()
     other = begin(ledger, tmp_path / "b")
-    ledger.finish(other.record.run_id)
+    ledger.close_run(other.record.run_id)
     begin(ledger, tmp_path / "c")
     with pytest.raises(PrivacyError, match="over-cap"):
         begin(ledger, tmp_path / "a")  # it gave its plan back, and the plan is taken now

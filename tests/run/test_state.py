@@ -103,27 +103,43 @@ def test_a_damaged_state_is_refused(tmp_path):
         assert caught.value.code == "no-state"
 
 
-def test_lines_count_only_once_committed(tmp_path):
+@pytest.mark.parametrize("written", ["nothing", "half a line", "all"])
+def test_a_log_is_brought_to_what_the_state_holds_wherever_writing_was_broken_off(tmp_path, written):
     log = LineLog(tmp_path / "log.jsonl")
     log.add({"step": 1})
-    assert not log.path.exists()
-    committed = log.write()
+    log.write()
     log.add({"step": 2})
-    log.write()  # written, but the state that would have named it was never saved
+    saved = log.pending()
+    before = log.path.read_text()
+    log.write()
+    whole = log.path.read_text()
+    log.path.write_text({"nothing": before, "half a line": before + '{"st', "all": whole}[written])
     resumed = LineLog(log.path)
-    resumed.cut_back(committed)
-    resumed.add({"step": 2, "again": True})
+    resumed.recover(saved)
+    assert log.path.read_text() == whole == '{"step": 1}\n{"step": 2}\n'
+    resumed.add({"step": 3})
     resumed.write()
-    assert log.path.read_text() == '{"step": 1}\n{"step": 2, "again": true}\n'
+    assert log.path.read_text() == whole + '{"step": 3}\n'
+
+
+def test_lines_of_steps_that_are_done_again_are_forgotten(tmp_path):
+    log = LineLog(tmp_path / "log.jsonl")
+    saved = log.pending()
+    log.add({"step": 1})
+    log.write()
+    resumed = LineLog(log.path)
+    resumed.recover(saved)
+    assert log.path.read_text() == ""
 
 
 def test_a_log_shorter_than_its_state_is_refused(tmp_path):
     log = LineLog(tmp_path / "log.jsonl")
     log.add({"step": 1})
-    length = log.write()
+    log.write()
+    saved = log.pending()
     log.path.write_text("")
     with pytest.raises(RunError) as caught:
-        LineLog(log.path).cut_back(length)
+        LineLog(log.path).recover(saved)
     assert caught.value.code == "damaged-log"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,8 +12,6 @@ from sfumato.cli import echo_json
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from sfumato.ledger.ledger import Ledger, Record
 
 
@@ -48,9 +46,18 @@ def show(data: str | None, delta: float | None, as_json: bool) -> None:
 @click.option("--epsilon", type=float, help="The most that all runs together may spend.")
 @click.option("--delta", type=float, help="At this δ; 1e-5 by default.", default=1e-5)
 @click.option("--unit", type=click.Choice(["image", "patient"]), default="image", show_default=True)
+@click.option("--patient-from", metavar="REGEX", help="Finds the patient in each file's path, as in train.")
 @click.option("--lift", is_flag=True, help="Remove the cap.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def cap(data: str, epsilon: float | None, delta: float, unit: str, lift: bool, as_json: bool) -> None:
+def cap(
+    data: str,
+    epsilon: float | None,
+    delta: float,
+    unit: str,
+    patient_from: str | None,
+    lift: bool,
+    as_json: bool,
+) -> None:
     """Cap the ε of DATA: training refuses to start a run that could exceed it."""
     from sfumato import accounting
     from sfumato.ledger.ledger import Cap, Ledger
@@ -63,9 +70,9 @@ def cap(data: str, epsilon: float | None, delta: float, unit: str, lift: bool, a
         accounting.check_epsilon(epsilon)
     accounting.check_delta(delta)
     with Ledger.open() as ledger:
-        fingerprint, name, image_ids = _find(ledger, data)
+        fingerprint, told = _find(ledger, data, patient_from)
         limit = None if lift else Cap(unit=unit, epsilon=epsilon, delta=delta)
-        ledger.set_cap(fingerprint, limit, unit=unit, name=name, image_ids=image_ids)
+        ledger.set_cap(fingerprint, limit, unit=unit, **told)
         sheet = _sheet(ledger, fingerprint, delta)
     if as_json:
         echo_json(sheet)
@@ -77,7 +84,10 @@ def cap(data: str, epsilon: float | None, delta: float, unit: str, lift: bool, a
 @click.argument("run_id")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def close(run_id: str, as_json: bool) -> None:
-    """Declare that a run will not go on: only what it may have used counts, no longer its whole plan."""
+    """Declare that a run will not go on: only what it may have used counts, no longer its whole plan.
+
+    A process that still works on it stops before it uses or shows anything more.
+    """
     from sfumato.ledger.ledger import Ledger
 
     with Ledger.open() as ledger:
@@ -86,7 +96,7 @@ def close(run_id: str, as_json: bool) -> None:
             raise ConfigError(
                 "unknown-run", f"no run {run_id!r} is on record.", fix="See sfumato ledger show."
             )
-        ledger.finish(run_id)
+        ledger.close_run(run_id)
     if as_json:
         echo_json({"run_id": run_id, "finished": True})
         return
@@ -112,17 +122,19 @@ def import_command(folders: tuple[Path, ...], as_json: bool) -> None:
         click.echo(f"{folder}: {'recorded' if found else 'has no record of spending'}")
 
 
-def _find(ledger: Ledger, data: str) -> tuple[str, str, Tensor | None]:
-    """Of a data set on record, by the start of its fingerprint, or of data that can be loaded."""
+def _find(ledger: Ledger, data: str, patient_from: str | None = None) -> tuple[str, dict[str, Any]]:
+    """A data set on record, by the start of its fingerprint, or one that can be loaded, and what it tells."""
     matches = [
         (mark, name) for mark, name in ledger.datasets().items() if len(data) >= 6 and mark.startswith(data)
     ]
     if len(matches) == 1:
-        return (*matches[0], None)
+        return matches[0][0], {}
     from sfumato.data import load_data
 
-    train = load_data(data).train
-    return train.fingerprint, train.name, train.content_ids
+    splits = load_data(data, patient_from=patient_from)
+    train = splits.train
+    told = {"name": train.name, "image_ids": train.content_ids, "patient_names": splits.names_of(train)}
+    return train.fingerprint, told
 
 
 def _sheet(ledger: Ledger, fingerprint: str, delta: float | None) -> dict[str, object]:
@@ -134,7 +146,7 @@ def _sheet(ledger: Ledger, fingerprint: str, delta: float | None) -> dict[str, o
     at = delta or min([record.plan.delta for record in counted] + [one.delta for one in caps], default=1e-5)
     totals = []
     for unit in units_of(records):
-        total = total_of(records, unit=unit, delta=at)
+        total = total_of(ledger.records(fingerprint, unit=unit), unit=unit, delta=at)
         totals.append(
             {
                 "unit": unit,
@@ -150,6 +162,7 @@ def _sheet(ledger: Ledger, fingerprint: str, delta: float | None) -> dict[str, o
         "name": ledger.datasets().get(fingerprint, ""),
         "totals": totals,
         "caps": [{"unit": one.unit, "epsilon": one.epsilon, "delta": one.delta} for one in caps],
+        "unknown": ledger.unknown(fingerprint),
         "runs": [_line(record, fingerprint) for record in records],
     }
 
@@ -189,10 +202,15 @@ def _print(sheet: dict[str, object]) -> None:
         )
     for one in sheet["caps"]:
         click.echo(f"  cap per {one['unit']}: ε = {one['epsilon']:g} at δ = {one['delta']:g}")
+    if sheet["unknown"]:
+        click.echo(
+            f"  its {' and '.join(sheet['unknown'])} are not known, so it counts together with every data "
+            "set; training on it again tells them."
+        )
     for run in sheet["runs"]:
         spent = f"ε = {round_up(run['epsilon'])}" if run["epsilon"] is not None else run["kind"]
         state = "finished" if run["finished"] else "open"
-        related = ", on data that share images" if run["on_related_data"] else ""
+        related = ", on related data" if run["on_related_data"] else ""
         of = f" of {run['planned_steps']}" if run["planned_steps"] is not None else ""
         click.echo(
             f"  {run['run_id']}  {run['started']}  {run['steps']}{of} steps, {spent}, {state}{related}  "

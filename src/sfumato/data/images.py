@@ -115,6 +115,12 @@ class DataSplits:
     patient_names: tuple[str, ...] | None = None  # of the numbers in ImageSet.patients; sensitive
     notes: tuple[str, ...] = ()  # what loading decided, for people to read
 
+    def names_of(self, images: ImageSet) -> tuple[str, ...] | None:
+        """The names of the patients in ``images``, each once (sensitive); None if nobody gave any."""
+        if self.patient_names is None or images.patients is None:
+            return None
+        return tuple(self.patient_names[number] for number in torch.unique(images.patients).tolist())
+
     @property
     def held_out(self) -> ImageSet | None:
         """What accuracy is measured on: the test images, or the validation images if there are none."""

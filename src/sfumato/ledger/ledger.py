@@ -1,46 +1,38 @@
 """The ledger: what each data set has spent over all runs, durable before it is used.
 
-One SQLite file per user. A data set is known by its content, never by its path or by a clock, and runs
-on data sets that share images add up. Every process takes a lease on its run, so that a copied run
-folder cannot spend in the shadow of the original. The run folder keeps a copy of its own record
-(``spending.json``), from which a lost ledger is rebuilt; wherever two records meet, the larger counts.
+One SQLite file per user. A data set is known by its content, never by its path or by a clock, and runs on
+data sets that share images or patients add up. Every process takes a lease on its run, so that a copied run
+folder cannot spend in the shadow of the original. The run folder keeps a copy of its own record, from which
+a lost ledger is rebuilt; wherever two records meet, the larger counts. The folder's copy is always written
+before the ledger, so that a folder that knows less than the ledger is not the run's own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sfumato.errors import PrivacyError, RunError
-from sfumato.ledger.receipt import plan_values, read_copy, write_copy
+from sfumato.ledger.account import Account
+from sfumato.ledger.database import connect, links_in, packed, receipt_of, transaction
+from sfumato.ledger.links import Links, key_beside, links_of, read_links, write_links
+from sfumato.ledger.receipt import CLOSED, Receipt, lineage, plan_values, read_receipt, write_receipt
+from sfumato.ledger.refusals import changed_source, over_cap, run_closed, taken_over
 from sfumato.ledger.totals import Cap, Record, Total, Unit, total_of
 from sfumato.privacy.plan import Plan
-from sfumato.privacy.statement import round_up
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["Account", "Cap", "Ledger", "Record", "Total"]
-
-_BLOCKS = 200  # a run reserves its steps in about so many portions, one durable write each
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS datasets (fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, image_ids BLOB);
-CREATE TABLE IF NOT EXISTS caps (
-    fingerprint TEXT NOT NULL, unit TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL,
-    PRIMARY KEY (fingerprint, unit));
-CREATE TABLE IF NOT EXISTS runs (
-    run_id TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, label TEXT NOT NULL, plan TEXT,
-    releasable INTEGER NOT NULL, reserved_steps INTEGER NOT NULL, finished INTEGER NOT NULL,
-    lease TEXT NOT NULL, started TEXT NOT NULL);
-"""
 
 
 def default_path() -> Path:
@@ -61,22 +53,7 @@ class Ledger:
     def open(cls, path: str | Path | None = None) -> Ledger:
         """The ledger at ``path`` (by default ``default_path()``), created if it is not there."""
         place = Path(path) if path is not None else default_path()
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.touch(mode=0o600)  # it holds hashes of private images
-            connection = sqlite3.connect(place, timeout=60, isolation_level=None)
-            connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")  # a commit returns only once it is on the disk
-            connection.executescript(_SCHEMA)
-        except (OSError, sqlite3.Error) as error:
-            raise RunError(
-                "ledger-unavailable",
-                f"the ledger {place} cannot be used: {error}.",
-                why="Spending that is not recorded could be spent again.",
-                fix="Point SFUMATO_LEDGER to a file on a local disk that you can write.",
-            ) from error
-        return cls(connection, place)
+        return cls(connect(place), place)
 
     def close(self) -> None:
         """Release the file."""
@@ -98,65 +75,83 @@ class Ledger:
         label: str = "",
         releasable: bool = True,
         image_ids: Tensor | None = None,
+        patient_names: Sequence[str] | None = None,
+        saved_steps: int = -1,
     ) -> Account:
         """Open the account of a run, new or resumed, whose sensitive state lies in ``folder``.
 
+        ``image_ids`` and ``patient_names`` (only keyed hashes of them are kept) tell which other data sets
+        are about the same people; what is not given counts as shared with all. ``saved_steps`` is how far
+        the state in ``folder`` is, -1 if there is none.
+
         Guarantee: returns only if the whole plan fits under the cap, together with everything spent or
-        still planned on data that share images; otherwise refuses, with nothing recorded. Runs without
-        privacy (``plan`` None) or from a seed (``releasable`` False) are recorded and shown, but have
-        no ε that could be added.
+        still planned on related data; otherwise refuses, with nothing recorded. A folder that is not the
+        run's latest is a run of its own. Runs without privacy (``plan`` None) or from a seed
+        (``releasable`` False) are recorded and shown, but have no ε that could be added.
         """
-        copy = read_copy(folder)
+        new = Record(
+            run_id=secrets.token_hex(8),
+            fingerprint=fingerprint,
+            label=label,
+            plan=plan,
+            releasable=releasable,
+            reserved_steps=max(0, saved_steps),
+            finished=False,
+            started=time.strftime("%Y-%m-%d %H:%M"),
+            saved_steps=saved_steps,
+        )
+        held = read_receipt(folder)
+        if held is not None and not _alike(held.record, new):
+            held = None  # another run was here before
         with self._transaction():
-            self._remember(fingerprint, name, image_ids)
-            record = Record(
-                run_id=secrets.token_hex(8),
-                fingerprint=fingerprint,
-                label=label,
-                plan=plan,
-                releasable=releasable,
-                reserved_steps=0,
-                finished=False,
-                started=time.strftime("%Y-%m-%d %H:%M"),
-            )
-            record = self._resumed(record, copy) or record
-            self._check_caps(record)
-            lease = secrets.token_hex(8)
-            # The folder knows this lease and the one before: a crash between the two writes locks nobody out.
-            leases = [*(copy["leases"][-1:] if copy else []), lease]
-            write_copy(folder, record, leases)
-            self._store(record, lease)
-        return Account(self, record, folder, lease)
+            links = self._remember(fingerprint, name, image_ids, patient_names)
+            resumed = None if held is None else self._resumed(new, held)
+            record, leases = (new, ()) if resumed is None else (resumed.record, resumed.leases)
+            leases = leases if record.finished else (*leases, secrets.token_hex(8))
+            self._store(record, leases)
+            if not record.finished:
+                self._check_caps(record)  # taken back with all the rest if it refuses
+            write_links(folder, links, fingerprint=fingerprint)
+            write_receipt(folder, Receipt(record=record, leases=leases))
+        copy_of = None if held is None or resumed is not None else held.record.run_id
+        return Account(self, record, folder, leases, copy_of)
 
-    def _resumed(self, new: Record, copy: dict[str, Any] | None) -> Record | None:
-        """The record that the folder's copy goes on with, or None if this is another run.
+    def _resumed(self, new: Record, held: Receipt) -> Receipt | None:
+        """What the folder's own record goes on as; None if that is to be a run of its own.
 
-        A folder whose lease is no longer the latest was copied or restored, and the other copy went on
-        meanwhile: both results can be seen, so this one is paid for as a run of its own.
+        A folder that knows less than the ledger, or whose lease is not the latest, was copied or restored,
+        and the other copy went on meanwhile: both results can be seen. So can the result of a finished run:
+        it may be opened again only with its last state, and only to publish that once more.
         """
-        if copy is None or copy["fingerprint"] != new.fingerprint or copy["plan"] != plan_values(new.plan):
+        known = self._known(held.record.run_id) or held
+        if {held.record.releasable, known.record.releasable} != {new.releasable}:
+            raise changed_source(held.record)
+        finished = held.record.finished or (known.record.finished and not known.closed)
+        saved = new.saved_steps
+        if (
+            lineage(known.leases, held.leases) in ("older", "apart")
+            or held.record.reserved_steps < known.record.reserved_steps
+            or saved < max(known.record.saved_steps, held.record.saved_steps)
+            or (finished and saved < 0)
+        ):
             return None
-        row = self._connection.execute("SELECT * FROM runs WHERE run_id = ?", (copy["run_id"],)).fetchone()
-        if row is not None and row["lease"] not in copy["leases"]:
-            return None
-        known = max(copy["reserved_steps"], row["reserved_steps"] if row is not None else 0)
-        started = row["started"] if row is not None else new.started
-        return replace(new, run_id=copy["run_id"], reserved_steps=known, started=started)
+        record = replace(held.record, label=new.label, saved_steps=saved, finished=finished)
+        return Receipt(record=record, leases=held.leases)
 
-    def reserve(self, record: Record, lease: str) -> None:
-        """Raise what a run may have used, durably; refused if another process has taken the run over."""
+    def reserve(self, record: Record, leases: Sequence[str], folder: Path) -> tuple[str, ...]:
+        """Raise what a run may have used or shown, durably, in folder and ledger; returns its leases.
+
+        Guarantee: refused, with nothing recorded, if another process took the run over or it was closed. A
+        finished run takes one more lease, so that no copy made before can go on under its record.
+        """
         with self._transaction():
-            row = self._connection.execute(
-                "SELECT lease FROM runs WHERE run_id = ?", (record.run_id,)
-            ).fetchone()
-            if row is not None and row["lease"] != lease:
-                raise RunError(
-                    "run-taken-over",
-                    f"another process went on with run {record.run_id}.",
-                    why="Two continuations of one run would spend the same record twice.",
-                    fix="Stop one of them; resume from this folder to go on as a run of its own.",
-                )
-            self._store(record, lease)  # also if the row is gone: a ledger that was replaced is filled again
+            known = self._known(record.run_id)
+            if known is not None and known.leases[-1] != leases[-1]:
+                raise run_closed(record) if known.closed else taken_over(record)
+            held = (*leases, secrets.token_hex(8)) if record.finished else tuple(leases)
+            write_receipt(folder, Receipt(record=record, leases=held))
+            self._store(record, held)  # also if the row is gone: a ledger that was replaced is filled again
+        return held
 
     def set_cap(
         self,
@@ -166,10 +161,11 @@ class Ledger:
         unit: Unit,
         name: str = "",
         image_ids: Tensor | None = None,
+        patient_names: Sequence[str] | None = None,
     ) -> None:
         """Set or, with None, lift the cap of a data set for a unit."""
         with self._transaction():
-            self._remember(fingerprint, name, image_ids)
+            self._remember(fingerprint, name, image_ids, patient_names)
             self._connection.execute(
                 "DELETE FROM caps WHERE fingerprint = ? AND unit = ?", (fingerprint, unit)
             )
@@ -190,77 +186,124 @@ class Ledger:
         rows = self._connection.execute("SELECT fingerprint, name FROM datasets ORDER BY rowid")
         return {row["fingerprint"]: row["name"] for row in rows}
 
-    def records(self, fingerprint: str) -> list[Record]:
-        """Every run on this data set or on one that shares an image with it."""
-        marks = self._related(fingerprint)
+    def records(self, fingerprint: str, *, unit: Unit = "patient") -> list[Record]:
+        """Every run that one ``unit`` of this data set may be part of.
+
+        An image is in every data set that holds it; a patient also in those that only name the same patient.
+        """
+        marks = self.related(fingerprint, unit=unit)
         rows = self._connection.execute(
             f"SELECT * FROM runs WHERE fingerprint IN ({','.join('?' * len(marks))}) ORDER BY rowid", marks
         )
-        return [_record(row) for row in rows]
+        return [receipt_of(row).record for row in rows]
+
+    def related(self, fingerprint: str, *, unit: Unit) -> list[str]:
+        """This data set and all that share a ``unit`` with it, or might: see ``unknown``."""
+        links = self._links()
+        mine = links.get(fingerprint)
+        if mine is None:
+            return [fingerprint]
+        found = {one for one, theirs in links.items() if one == fingerprint or mine.share_images(theirs)}
+        if unit == "patient":
+            found |= {one for one, theirs in links.items() if mine.share_patients(theirs)}
+            unnamed = {one for one in self._with_patients() & links.keys() if not links[one].has_patients}
+            found |= links.keys() if fingerprint in unnamed else unnamed
+        return [one for one in links if one in found]
+
+    def unknown(self, fingerprint: str) -> list[str]:
+        """Which of "images" and "patients" nobody told of this data set: it counts with all others for them.
+
+        Patients must be known where they are protected or capped; elsewhere nothing is promised to them.
+        """
+        links = self._links().get(fingerprint, Links())
+        images = ["images"] if links.image_ids is None else []
+        unnamed = fingerprint in self._with_patients() and not links.has_patients
+        return [*images, *(["patients"] if unnamed else [])]
+
+    def _with_patients(self) -> set[str]:
+        """The data sets on which a run protects patients, or whose patients have a cap."""
+        rows = self._connection.execute("SELECT fingerprint, plan FROM runs WHERE plan IS NOT NULL")
+        protected = {row["fingerprint"] for row in rows if json.loads(row["plan"])["unit"] == "patient"}
+        rows = self._connection.execute("SELECT fingerprint FROM caps WHERE unit = 'patient'")
+        return protected | {row["fingerprint"] for row in rows}
 
     def share_images(self, fingerprint: str, image_ids: Tensor) -> bool:
-        """Whether the data set on record under ``fingerprint`` holds one of these images."""
-        import numpy as np
+        """Whether the data set on record under ``fingerprint`` is known to hold one of these images."""
+        links = self._links().get(fingerprint, Links())
+        return links.image_ids is not None and links.share_images(links_of(image_ids, None))
 
-        row = self._connection.execute(
-            "SELECT image_ids FROM datasets WHERE fingerprint = ?", (fingerprint,)
-        ).fetchone()
-        known = np.frombuffer(b"" if row is None else row["image_ids"] or b"", dtype="<i8")
-        return bool(np.isin(image_ids.cpu().numpy(), known).any())
+    def close_run(self, run_id: str) -> None:
+        """Close a run that will not go on: from now on only what it may have used counts.
 
-    def finish(self, run_id: str) -> None:
-        """Close a run that will not go on: from now on only what it may have used counts."""
+        Guarantee: a process that still works on it is refused before it uses a step that is not on record,
+        and before it shows or publishes anything more. Resuming the run is checked against the caps again.
+        """
         with self._transaction():
-            self._connection.execute("UPDATE runs SET finished = 1 WHERE run_id = ?", (run_id,))
+            known = self._known(run_id)
+            if known is not None and not known.record.finished:
+                self._store(replace(known.record, finished=True), (*known.leases, CLOSED))
 
     def import_folder(self, folder: Path) -> bool:
-        """Take over a run folder's own copy of its spending; the larger of two records counts."""
-        copy = read_copy(folder)
-        if copy is None:
+        """Take over a run folder's own copy of its spending and of what links its data with others.
+
+        Of two records of one run the larger counts; folders that went on apart from each other count as two
+        runs.
+        """
+        held = read_receipt(folder)
+        if held is None:
             return False
+        fingerprint = held.record.fingerprint
         with self._transaction():
-            known = self._connection.execute(
-                "SELECT * FROM runs WHERE run_id = ?", (copy["run_id"],)
-            ).fetchone()
-            self._remember(copy["fingerprint"], "", None)
-            record = _record({**copy, "plan": json.dumps(copy["plan"]) if copy["plan"] else None})
-            if known is not None:
-                record = replace(record, finished=record.finished or bool(known["finished"]))
-            self._store(record, copy["leases"][-1] if known is None else known["lease"])
+            self._merge(fingerprint, "", read_links(folder, fingerprint=fingerprint))
+            known = self._known(held.record.run_id)
+            if known is not None and lineage(known.leases, held.leases) == "apart":
+                forked = next(lease for lease in held.leases if lease not in known.leases)
+                own = hashlib.sha256(f"{held.record.run_id} {forked}".encode()).hexdigest()[:16]
+                held = replace(held, record=replace(held.record, run_id=own))  # the same at the next import
+                known = self._known(own)
+            if known is not None and lineage(known.leases, held.leases) in ("same", "older"):
+                finished = known.record.finished or held.record.finished
+                held = Receipt(record=replace(held.record, finished=finished), leases=known.leases)
+            self._store(held.record, held.leases)
         return True
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All or nothing, alone among processes, on the disk when it ends."""
-        try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise RunError(
-                "ledger-unavailable",
-                f"the ledger {self.path} could not be written: {error}.",
-                why="Spending that is not recorded could be spent again.",
-                fix="Make room on the disk, or wait for the process that holds the file.",
-            ) from error
+    def _transaction(self) -> AbstractContextManager[None]:
+        return transaction(self._connection, self.path)
 
-    def _remember(self, fingerprint: str, name: str, image_ids: Tensor | None) -> None:
-        packed = None if image_ids is None else image_ids.cpu().numpy().astype("<i8").tobytes()
+    def _known(self, run_id: str) -> Receipt | None:
+        row = self._connection.execute("SELECT * FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+        return None if row is None else receipt_of(row)
+
+    def _links(self) -> dict[str, Links]:
+        rows = self._connection.execute("SELECT * FROM datasets ORDER BY rowid")
+        return {row["fingerprint"]: links_in(row) for row in rows}
+
+    def _remember(
+        self, fingerprint: str, name: str, image_ids: Tensor | None, names: Sequence[str] | None
+    ) -> Links:
+        """Keep what is told of a data set; returns all that is known of it by now."""
+        key = key_beside(self.path) if names else None
+        return self._merge(fingerprint, name, links_of(image_ids, names, key=key))
+
+    def _merge(self, fingerprint: str, name: str, links: Links) -> Links:
+        links = self._links().get(fingerprint, Links()).joined(links)
         self._connection.execute(
-            "INSERT INTO datasets VALUES (?, ?, ?) ON CONFLICT (fingerprint) DO UPDATE SET "
-            "image_ids = coalesce(image_ids, excluded.image_ids), "
+            "INSERT INTO datasets (fingerprint, name, image_ids, patient_tags, patient_key) "
+            "VALUES (?, ?, ?, ?, ?) ON CONFLICT (fingerprint) DO UPDATE SET image_ids = excluded.image_ids, "
+            "patient_tags = excluded.patient_tags, patient_key = excluded.patient_key, "
             "name = CASE name WHEN '' THEN excluded.name ELSE name END",
-            (fingerprint, name, packed),
+            (fingerprint, name, packed(links.image_ids), packed(links.patient_tags), links.key_id),
         )
+        return links
 
-    def _store(self, record: Record, lease: str) -> None:
+    def _store(self, record: Record, leases: Sequence[str]) -> None:
         self._connection.execute(
-            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET "
-            "reserved_steps = max(reserved_steps, excluded.reserved_steps), finished = excluded.finished, "
+            "INSERT INTO runs (run_id, fingerprint, label, plan, releasable, reserved_steps, saved_steps, "
+            "finished, lease, started) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            # releasable stays as it is: what a seed made is never private
+            "ON CONFLICT (run_id) DO UPDATE SET "
+            "reserved_steps = max(reserved_steps, excluded.reserved_steps), "
+            "saved_steps = max(saved_steps, excluded.saved_steps), finished = excluded.finished, "
             "lease = excluded.lease, label = excluded.label",
             (
                 record.run_id,
@@ -269,99 +312,27 @@ class Ledger:
                 None if record.plan is None else json.dumps(record.plan.as_dict()),
                 record.releasable,
                 record.reserved_steps,
+                record.saved_steps,
                 record.finished,
-                lease,
+                " ".join(leases),
                 record.started,
             ),
         )
 
-    def _related(self, fingerprint: str) -> list[str]:
-        """This data set and all that share an image with it."""
-        import numpy as np
-
-        rows = self._connection.execute("SELECT fingerprint, image_ids FROM datasets").fetchall()
-        ids = {row["fingerprint"]: np.frombuffer(row["image_ids"] or b"", dtype="<i8") for row in rows}
-        mine = ids.get(fingerprint, np.empty(0, dtype="<i8"))
-        return [
-            other for other, theirs in ids.items() if other == fingerprint or np.isin(mine, theirs).any()
-        ] or [fingerprint]
-
     def _check_caps(self, record: Record) -> None:
-        """Refuse a counted run that could exceed a cap on any data set it shares images with."""
+        """Refuse a counted run that could exceed a cap on any data set that is related to its own."""
         if not record.counted:
             return
-        for fingerprint in self._related(record.fingerprint):
+        for fingerprint in self.datasets():
             for cap in self.caps(fingerprint):
-                others = [other for other in self.records(fingerprint) if other.run_id != record.run_id]
+                if record.fingerprint not in self.related(fingerprint, unit=cap.unit):
+                    continue
+                known = self.records(fingerprint, unit=cap.unit)
+                others = [other for other in known if other.run_id != record.run_id]
                 total = total_of([*others, record], unit=cap.unit, delta=cap.delta, planned=True)
                 if total.epsilon > cap.epsilon:
-                    raise _over_cap(fingerprint, cap, total, total_of(others, unit=cap.unit, delta=cap.delta))
+                    raise over_cap(fingerprint, cap, total, total_of(others, unit=cap.unit, delta=cap.delta))
 
 
-@dataclass
-class Account:
-    """The spending of one run, held by one process."""
-
-    ledger: Ledger
-    record: Record
-    folder: Path
-    lease: str
-
-    @property
-    def begun_steps(self) -> int:
-        """Steps that were begun for certain: the first of the last portion, and all before it."""
-        return min(self.record.reserved_steps, max(1, self.record.reserved_steps - self._portion + 1))
-
-    @property
-    def _portion(self) -> int:
-        plan = self.record.plan
-        return 1 if plan is None else max(1, plan.num_steps // _BLOCKS)
-
-    def spend(self, step: int) -> None:
-        """Record that ``step`` steps may have been used: durable, in ledger and folder, on return."""
-        if step <= self.record.reserved_steps:
-            return
-        plan = self.record.plan
-        reserved = step
-        if plan is not None:
-            if step > plan.num_steps:
-                raise PrivacyError(
-                    "beyond-plan",
-                    f"step {step} was to be spent, but the plan has {plan.num_steps}.",
-                    fix="Plan more steps in a new run.",
-                )
-            reserved = min(plan.num_steps, step - 1 + self._portion)
-        self._reserve(replace(self.record, reserved_steps=reserved))
-
-    def finish(self) -> None:
-        """The run is over; what it did not use is free again."""
-        self._reserve(replace(self.record, finished=True))
-
-    def _reserve(self, record: Record) -> None:
-        self.ledger.reserve(record, self.lease)
-        write_copy(self.folder, record, [self.lease])
-        self.record = record
-
-
-def _record(row: Any) -> Record:
-    return Record(
-        run_id=row["run_id"],
-        fingerprint=row["fingerprint"],
-        label=row["label"],
-        plan=None if row["plan"] is None else Plan.from_dict(json.loads(row["plan"])),
-        releasable=bool(row["releasable"]),
-        reserved_steps=row["reserved_steps"],
-        finished=bool(row["finished"]),
-        started=row["started"],
-    )
-
-
-def _over_cap(fingerprint: str, cap: Cap, total: Total, spent: Total) -> PrivacyError:
-    return PrivacyError(
-        "over-cap",
-        f"with this run, data set {fingerprint[:12]} would reach ε = {round_up(total.epsilon)} per "
-        f"{cap.unit} at δ = {cap.delta:g}; its cap is {cap.epsilon:g}, and {round_up(spent.epsilon)} is "
-        f"spent by {spent.num_runs} runs.",
-        why="What all published runs reveal about the same images adds up.",
-        fix="Plan a smaller epsilon, or decide to raise the cap (sfumato ledger cap).",
-    )
+def _alike(held: Record, new: Record) -> bool:
+    return held.fingerprint == new.fingerprint and plan_values(held.plan) == plan_values(new.plan)

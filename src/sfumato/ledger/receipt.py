@@ -1,21 +1,52 @@
-"""A run folder's own record of its spending: from it a lost ledger is rebuilt, and copies are recognised."""
+"""A run folder's own record of its spending: from it a lost ledger is rebuilt, and copies are recognised.
+
+Every process that works on a run takes a lease, and finishing takes another. Ledger and folder keep the
+list of all leases, so that comparing the two lists tells a folder that is up to date from an older copy or
+a fork.
+"""
 
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from sfumato.errors import RunError
+from sfumato.errors import RunError, SfumatoError
+from sfumato.files import write_json
 from sfumato.ledger.totals import Record
 from sfumato.privacy.plan import Plan
 
 SPENDING_FILE = "spending.json"
+CLOSED = "closed"  # stands last in the ledger's list after `ledger close`: no process holds the run
 
 
-def write_copy(folder: Path, record: Record, leases: list[str]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """A run's record and the leases that processes took on it, the latest last."""
+
+    record: Record
+    leases: tuple[str, ...]
+
+    @property
+    def closed(self) -> bool:
+        return self.leases[-1] == CLOSED
+
+
+def lineage(known: Sequence[str], folder: Sequence[str]) -> Literal["same", "newer", "older", "apart"]:
+    """How a folder stands to what the ledger knows: "apart" means that both went on since they parted."""
+    held = [lease for lease in known if lease != CLOSED]
+    if held[-1] == folder[-1]:
+        return "same"
+    if held[-1] in folder:
+        return "newer"
+    return "older" if folder[-1] in held else "apart"
+
+
+def write_receipt(folder: Path, receipt: Receipt) -> None:
     """Replace the run folder's own record, durably."""
+    record = receipt.record
     values = {
         "run_id": record.run_id,
         "fingerprint": record.fingerprint,
@@ -23,39 +54,53 @@ def write_copy(folder: Path, record: Record, leases: list[str]) -> None:
         "plan": plan_values(record.plan),
         "releasable": record.releasable,
         "reserved_steps": record.reserved_steps,
+        "saved_steps": record.saved_steps,
         "finished": record.finished,
         "started": record.started,
-        "leases": leases,
+        "leases": list(receipt.leases),
     }
-    temporary = folder / f".{SPENDING_FILE}.{os.getpid()}"
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(values, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, folder / SPENDING_FILE)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunError(
-            "cannot-save",
-            f"{folder / SPENDING_FILE} could not be written: {error}",
-            why="The disk may be full or read-only. Nothing was used that is not recorded.",
-            fix="Make room, then continue with --resume.",
-        ) from error
+    write_json(folder / SPENDING_FILE, values)
 
 
-def read_copy(folder: Path) -> dict[str, Any] | None:
+def read_receipt(folder: Path) -> Receipt | None:
+    """What ``write_receipt`` wrote, or None if the folder holds none."""
     try:
-        return json.loads((folder / SPENDING_FILE).read_text(encoding="utf-8"))
+        values = json.loads((folder / SPENDING_FILE).read_text(encoding="utf-8"))
+        if not all(lease.isalnum() and lease != CLOSED for lease in values["leases"]):
+            raise ValueError("it holds leases that no process took")
+        return receipt_from(values, plan=values["plan"], leases=values["leases"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SfumatoError) as error:
         raise RunError(
             "damaged-spending",
             f"{folder / SPENDING_FILE} cannot be read: {error}",
             why="It says how much of the budget this run may have used.",
             fix="Restore the file; or remove it, and the run is paid for anew.",
         ) from error
+
+
+def receipt_from(values: Any, *, plan: dict[str, Any] | None, leases: Sequence[str]) -> Receipt:
+    """Of the named values of a file or of a row in the ledger; ValueError if one cannot be."""
+    saved = values["saved_steps"] if "saved_steps" in tuple(values.keys()) else -1  # older folders lack it
+    counts = [values["reserved_steps"], saved]
+    texts = [values["run_id"], values["fingerprint"], values["label"], values["started"], *leases]
+    if not all(isinstance(text, str) for text in texts) or not leases:
+        raise ValueError("a name or a lease is not a text")
+    if not all(type(count) is int and -1 <= count < 2**62 for count in counts):
+        raise ValueError("a number of steps is none")
+    record = Record(
+        run_id=values["run_id"],
+        fingerprint=values["fingerprint"],
+        label=values["label"],
+        plan=None if plan is None else Plan.from_dict(plan),
+        releasable=bool(values["releasable"]),
+        reserved_steps=counts[0],
+        saved_steps=counts[1],
+        finished=bool(values["finished"]),
+        started=values["started"],
+    )
+    return Receipt(record=record, leases=tuple(leases))
 
 
 def plan_values(plan: Plan | None) -> dict[str, object] | None:

@@ -1,8 +1,9 @@
 """The state of an unfinished run: written whole or not at all, read without unpickling anything.
 
-Everything that defines where a run stands is in ONE file, so that one rename commits it. The logs beside it
-are only valid up to the lengths that the state names; on resume they are cut back to these, and so a run that
-was killed neither loses nor repeats a line.
+Everything that defines where a run stands is in ONE file, so that one rename commits it. It also holds the
+log lines of its steps, which are written behind it: a line that can be read belongs to a step that is never
+taken again. On resume the logs are cut to where the state found them and get its lines, so that a run that
+was killed neither loses nor repeats one.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sfumato.errors import RunError
-from sfumato.files import replacing
+from sfumato.errors import PrivacyError, RunError
+from sfumato.files import replacing, sync_folder
 from sfumato.release.run_folder import STATE_FILE
 from sfumato.training.averaging import WeightAverage
 
-_FORMAT = "1"
+_FORMAT = "2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class RunState:
     """Weights, their average, the optimizer's memory, and the plain values that go with them."""
 
     tensors: dict[str, Tensor]  # "model.…", "average.…", "optimizer.<parameter number>.<key>"
-    values: dict[str, Any]  # step, schedule, log lengths, fingerprint, plan: JSON
+    values: dict[str, Any]  # step, schedule, log lines, fingerprint, plan, seed: JSON
 
     @classmethod
     def capture(
@@ -105,9 +106,37 @@ def load_state(folder: Path) -> RunState:
         ) from error
 
 
+def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], *, folder: Path) -> None:
+    """Refuse to go on with other images, another plan or another source of randomness than the state's.
+
+    The recipe alone cannot tell: it is a file that anybody can edit between start and resume.
+    """
+    if saved["fingerprint"] != now["fingerprint"]:
+        raise RunError(
+            "changed-data",
+            f"{folder}: the training images are not those the run was started with",
+            why="Steps already taken were accounted for the other images.",
+            fix="Restore the images, or start a new run with another --out.",
+        )
+    if saved["plan"] != now["plan"]:
+        raise RunError(
+            "changed-plan",
+            f"{folder}: the plan was {saved['plan']}, now {now['plan']}",
+            why="Resuming may not change what was planned; another version of the accountant might.",
+            fix="Resume with the version that started the run, or start a new one with another --out.",
+        )
+    if saved["source"] != now["source"]:
+        raise PrivacyError(
+            "changed-source",
+            f"{folder}: the random source was {saved['source']}, now {now['source']}",
+            why="Whoever knows a seed can subtract the noise of every step that was taken with it.",
+            fix="Resume as the run was begun, or start a new one with another --out.",
+        )
+
+
 @dataclass
 class LineLog:
-    """A JSON-lines file that grows only when the state is committed."""
+    """A JSON-lines file that grows only behind the state that makes its new lines final."""
 
     path: Path
     length: int = 0  # bytes that belong to the committed state
@@ -117,30 +146,38 @@ class LineLog:
         """Keep a line for the next commit."""
         self.waiting.append(json.dumps(record, allow_nan=False) + "\n")
 
-    def write(self) -> int:
-        """Append what waits, durably; returns the file's new length, for the state to name."""
-        if self.waiting:
-            data = "".join(self.waiting).encode()
-            try:
-                with open(self.path, "r+b" if self.path.exists() else "wb") as file:
-                    file.truncate(self.length)  # a line of a state that was never committed
-                    file.seek(self.length)
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise RunError(
-                    "cannot-save",
-                    f"{self.path} could not be written: {error}",
-                    why="The disk may be full or read-only. What was saved before is untouched.",
-                    fix="Make room, then continue with --resume.",
-                ) from error
-            self.length += len(data)
-            self.waiting.clear()
-        return self.length
+    def pending(self) -> dict[str, Any]:
+        """Where the file ends and what waits, for the state to hold until ``write`` has written it."""
+        return {"length": self.length, "lines": "".join(self.waiting)}
 
-    def cut_back(self, length: int) -> None:
-        """Forget lines behind ``length``: they belong to steps that will be done again."""
+    def write(self) -> None:
+        """Append what waits, durably; only after a state that holds it is saved and confirmed."""
+        if not self.waiting:
+            return
+        data = "".join(self.waiting).encode()
+        try:
+            new = not self.path.exists()
+            with open(self.path, "wb" if new else "r+b") as file:
+                file.truncate(self.length)  # part of a line whose writing was broken off
+                file.seek(self.length)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if new:
+                sync_folder(self.path.parent)
+        except OSError as error:
+            raise RunError(
+                "cannot-save",
+                f"{self.path} could not be written: {error}",
+                why="The disk may be full or read-only. What was saved before is untouched.",
+                fix="Make room, then continue with --resume.",
+            ) from error
+        self.length += len(data)
+        self.waiting.clear()
+
+    def recover(self, saved: Mapping[str, Any]) -> None:
+        """Bring the file to what ``pending`` said in the saved state, wherever ``write`` was broken off."""
+        length = saved["length"]
         if length and (not self.path.exists() or self.path.stat().st_size < length):
             raise RunError(
                 "damaged-log",
@@ -149,5 +186,5 @@ class LineLog:
             )
         if self.path.exists():
             os.truncate(self.path, length)
-        self.length = length
-        self.waiting.clear()
+        self.length, self.waiting = length, [saved["lines"]] if saved["lines"] else []
+        self.write()

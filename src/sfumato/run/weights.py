@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sfumato.errors import ModelError, PrivacyError
-from sfumato.ledger.receipt import read_copy
+from sfumato.ledger.receipt import read_receipt
 from sfumato.release.release import CONFIG, WEIGHTS, find_release, read_release
 from sfumato.training.finetuning import last_layer, renew_head
 
@@ -60,13 +60,13 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             ) from error
     folder = find_release(place.parent if place.is_file() else place)
     weights, config, privacy = read_release(folder)
-    spent = read_copy(folder.parent / "state")
+    spent = read_receipt(folder.parent / "state")
     return Checkpoint(
         path=folder,
         weights=weights,
         config=config,
         privacy=privacy,
-        fingerprint=None if spent is None else spent["fingerprint"],
+        fingerprint=None if spent is None else spent.record.fingerprint,
     )
 
 

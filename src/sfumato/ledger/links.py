@@ -1,0 +1,149 @@
+"""What links data sets: hashes of their images and, under a secret key, of their patients' names.
+
+Data sets that share one image or one patient are about the same people, and their runs count together. What
+is not known links with everything: too much is counted then, never too little. Names themselves are written
+nowhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from sfumato.errors import RunError
+from sfumato.files import replacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LINKS_FILE = "links.safetensors"  # in the run's state folder, for rebuilding a lost ledger
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Links:
+    """The hashes of one data set, as sorted int64; None where they are not known."""
+
+    image_ids: np.ndarray | None = None
+    patient_tags: np.ndarray | None = None
+    key_id: str = ""  # of the key that made the tags: tags of different keys cannot be compared
+
+    def share_images(self, other: Links) -> bool:
+        """Whether the two have an image in common, or might."""
+        if self.image_ids is None or other.image_ids is None:
+            return True
+        return bool(np.isin(self.image_ids, other.image_ids, assume_unique=True).any())
+
+    def share_patients(self, other: Links) -> bool:
+        """Whether the two are known to have a patient in common, or name them under different keys."""
+        if not self.has_patients or not other.has_patients:
+            return False
+        if self.key_id != other.key_id:
+            return True
+        return bool(np.isin(self.patient_tags, other.patient_tags, assume_unique=True).any())
+
+    @property
+    def has_patients(self) -> bool:
+        return self.patient_tags is not None and len(self.patient_tags) > 0
+
+    def joined(self, newer: Links) -> Links:
+        """All that two looks at the same images told; tags of a key that is no longer used are replaced."""
+        tags, key_id = self.patient_tags, self.key_id
+        if newer.has_patients:
+            same = self.has_patients and self.key_id == newer.key_id
+            tags = np.union1d(tags, newer.patient_tags) if same else newer.patient_tags
+            key_id = newer.key_id
+        ids = self.image_ids if self.image_ids is not None else newer.image_ids
+        return Links(image_ids=ids, patient_tags=tags, key_id=key_id)
+
+
+def links_of(
+    image_ids: Tensor | None, patient_names: Sequence[str] | None, *, key: bytes | None = None
+) -> Links:
+    """Hash the names under ``key`` and pack the image ids. Neither names nor their order are kept."""
+    ids = None if image_ids is None else np.unique(image_ids.cpu().numpy().astype("<i8"))
+    if not patient_names:
+        return Links(image_ids=ids)
+    tags = np.unique(np.array([_tag(name, key) for name in set(patient_names)], dtype="<i8"))
+    key_id = hashlib.sha256(b"sfumato key " + key).hexdigest()[:16]
+    return Links(image_ids=ids, patient_tags=tags, key_id=key_id)
+
+
+def _tag(name: str, key: bytes) -> int:
+    """64 bits of HMAC-SHA256; spaces around a name, and upper or lower case, do not make another patient."""
+    alike = unicodedata.normalize("NFC", name).strip().casefold()
+    digest = hmac.new(key, b"sfumato patient " + alike.encode(), hashlib.sha256).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def key_beside(ledger: Path) -> bytes:
+    """The secret key of a ledger, in a file of its own (mode 0600); made if it is not there.
+
+    Call it inside a transaction of the ledger: two processes may not make two keys.
+    """
+    path = ledger.with_name(f"{ledger.name}.key")
+    try:
+        key = path.read_bytes()
+    except FileNotFoundError:
+        key = os.urandom(32)
+        with replacing(path) as temporary:
+            temporary.touch(mode=0o600)
+            temporary.write_bytes(key)
+    except OSError as error:
+        raise _bad_key(path, error) from error
+    if len(key) != 32:
+        raise _bad_key(path, "it is damaged")
+    return key
+
+
+def _bad_key(path: Path, reason: object) -> RunError:
+    return RunError(
+        "ledger-unavailable",
+        f"{path} cannot be read: {reason}.",
+        why="Patients are recognised across data sets by hashes under this key.",
+        fix="Restore the file. Without it, data sets with patients count together until each is seen again.",
+    )
+
+
+def write_links(folder: Path, links: Links, *, fingerprint: str) -> None:
+    """Keep the hashes with the run's state, durably."""
+    held = {"image_ids": links.image_ids, "patient_tags": links.patient_tags}
+    held = {name: values for name, values in held.items() if values is not None}
+    data = save(held, metadata={"fingerprint": fingerprint, "key_id": links.key_id})
+    with replacing(folder / LINKS_FILE) as temporary:
+        temporary.touch(mode=0o600)  # whoever has an image can see whether it is among them
+        temporary.write_bytes(data)
+
+
+def read_links(folder: Path, *, fingerprint: str) -> Links:
+    """What ``write_links`` kept for this data set; nothing is known if there is no such file."""
+    path = folder / LINKS_FILE
+    if not path.is_file():
+        return Links()
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+        if any(values.dtype != np.int64 or values.ndim != 1 for values in held.values()):
+            raise ValueError("it does not hold lists of 64-bit hashes")
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(
+            "damaged-spending",
+            f"{path} cannot be read: {error}",
+            why="It tells which data sets share images or patients with this run's.",
+            fix="Restore the file; or remove it, and the run's data count together with every data set.",
+        ) from error
+    if metadata.get("fingerprint") != fingerprint:
+        return Links()
+    names = ("image_ids", "patient_tags")
+    ids, tags = (None if name not in held else np.unique(held[name]) for name in names)
+    return Links(image_ids=ids, patient_tags=tags, key_id=metadata.get("key_id", ""))
