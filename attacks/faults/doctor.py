@@ -26,7 +26,8 @@ def only_the_last_row_disturbed(patch: MonkeyPatch) -> None:
         patch,
         "sfumato.doctor.row_independence:check_independence",
         "    for variant in VARIANTS:\n",
-        "    examination.ask(Variant('another example changes', tuple(range(7)), replaced=(6,)))\n    return examination.drawing\n    for variant in VARIANTS:\n",
+        "    examination.ask(Variant('another example changes', tuple(range(7)), replaced=(6,)))\n"
+        "    return examination.drawing\n    for variant in VARIANTS:\n",
     )
 
 

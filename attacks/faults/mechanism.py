@@ -240,13 +240,3 @@ def replacing_counted_as_removing(patch: MonkeyPatch) -> None:
         "_one_step",
         lambda noise, rate, neighbouring, interval: original(noise, rate, "add-or-remove", interval),
     )
-
-
-@fault(
-    "batch-norm-accepted",
-    tests=("doctor/test_doctor.py::test_a_model_that_mixes_examples_is_refused_and_the_layer_is_named",),
-)
-def batch_norm_accepted(patch: MonkeyPatch) -> None:
-    from sfumato.doctor import model_checks
-
-    patch.setattr(model_checks, "_compare", lambda plain, other: None)
