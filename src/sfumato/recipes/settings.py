@@ -129,6 +129,10 @@ def _checked(wanted: Any, value: Any, limits: Mapping[str, Any], *, origin: str,
         if not isinstance(value, dict) or not all(isinstance(item, Scalar) for item in value.values()):
             raise _wrong(origin, path, value, "a table of plain values")
         return dict(value)
+    if shape is tuple and typing.get_args(wanted)[0] is str:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise _wrong(origin, path, value, "a list of strings")
+        return tuple(value)
     if shape is tuple:
         if not isinstance(value, list | tuple) or not all(map(_is_finite_number, value)):
             raise _wrong(origin, path, value, "a list of finite numbers")
