@@ -63,10 +63,9 @@ def load_data(
         splits = _resized(read(), image_size, channels)
         if classes is not None and tuple(classes) != splits.train.classes:
             raise DataError(
-                "bad-classes",
-                f"{spec} has classes of its own, {', '.join(splits.train.classes[:5])} …",
-                why="They are not those that are declared.",
-                fix="Leave out data.classes for this data set.",
+                "other-classes",
+                f"{spec} has the classes {', '.join(splits.train.classes)}; wanted are {', '.join(classes)}.",
+                fix="Leave out data.classes for this data set, or use a model that was trained for it.",
             )
         return splits
     if name is not None:

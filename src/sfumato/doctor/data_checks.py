@@ -79,7 +79,7 @@ def _classes(splits: DataSplits, unit: str) -> list[Finding]:
                     severity="void",
                     code="class-of-one",
                     what=f"class {name!r} exists only because of a single {unit}.",
-                    cure="If the list of classes is public, declare it: data.classes or classes.txt; else merge the class.",
+                    cure="Declare a public list of classes (data.classes, classes.txt), or merge the class.",
                 )
             )
     return findings

@@ -33,11 +33,9 @@ class DataSettings:
     """[data]: which images, and what is publicly known about them."""
 
     name: str | None = setting(None, "a folder, or a known name; the DATA of `sfumato train` comes first")
-    image_size: int | None = setting(
-        None, "pixels per side; absent: 64 for a folder, a known set's own", low=1
-    )
+    image_size: int | None = setting(None, "pixels per side; absent: a folder 64, a known set its own", low=1)
     channels: int | None = setting(
-        None, "1 grey, 3 colour; absent: a folder's images become 3", low=1, high=4
+        None, "1 grey, 3 colour; absent: a folder 3, a known set its own", low=1, high=4
     )
     classes: tuple[str, ...] | None = setting(None, "a folder's class names in order, known beforehand")
     fit: Literal["crop", "pad", "stretch"] = setting("crop", "how other shapes become square")

@@ -27,6 +27,7 @@ def read_manifest(folder: Path, classes: Sequence[str] | None = None) -> Listing
     declared = declared_classes(folder, classes)
     classes = declared or sorted_classes(row["label"] for _, row in rows)
     numbers = {name: number for number, name in enumerate(classes)}
+    by_line = (folder / "classes.txt").is_file()  # only there does a number mean a line
     entries, seen = [], {}
     for line, row in rows:
         where = f"{file}, line {line}"
@@ -39,7 +40,7 @@ def read_manifest(folder: Path, classes: Sequence[str] | None = None) -> Listing
                 fix="Keep one of the two rows.",
             )
         seen[path] = line
-        label = _label(row["label"], numbers, where, declared is not None)
+        label = _label(row["label"], numbers, where, declared=declared is not None, by_line=by_line)
         split = row.get("split", "train")
         if split not in SPLITS:
             raise DataError(
@@ -125,11 +126,11 @@ def _inside(path: str, where: str) -> str:
     return str(plain)
 
 
-def _label(label: str, numbers: dict[str, int], where: str, declared: bool) -> int:
+def _label(label: str, numbers: dict[str, int], where: str, *, declared: bool, by_line: bool) -> int:
     if label in numbers and label:
         return numbers[label]
     number = whole_number(label)
-    if declared and number is not None and number < len(numbers):
+    if by_line and number is not None and number < len(numbers):
         return number
     raise DataError(
         "label-out-of-range",

@@ -28,7 +28,7 @@ def main() -> None:
     except (re.error, OverflowError, RecursionError) as error:
         print(json.dumps({"error": str(error)}))
         return
-    print(json.dumps({"error": None}))
+    print(json.dumps({"error": None}), flush=True)
     for text in task["texts"]:
         print(json.dumps(marked(pattern, text)), flush=True)  # whoever waits learns where it hangs
 
