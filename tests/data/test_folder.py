@@ -1,5 +1,8 @@
 import os
+import re
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ import torch
 from PIL import Image
 
 from sfumato.data import load_data, shared_images, shared_patients
+from sfumato.data.readers import matching, patients
 from sfumato.errors import ConfigError, DataError
 
 
@@ -204,6 +208,45 @@ def test_options_that_cannot_be_meant_are_usage_errors(image_folder, options, co
     with pytest.raises(ConfigError, match=code) as caught:
         load_data(image_folder(train=2), **options)
     assert caught.value.exit_code == 2
+
+
+SLOW = "(a+)+$"
+
+
+def slow_names(folder):
+    """Files on whose names the expression would search for ages."""
+    for path in sorted(folder.rglob("*.png")):
+        path.rename(path.with_name(f"{'a' * 60}{path.stem}!.png"))
+
+
+def test_an_expression_that_takes_for_ever_is_ended_in_time_also_outside_the_main_thread(
+    image_folder, monkeypatch
+):
+    monkeypatch.setattr(patients, "SECONDS", 1.5)
+    folder = image_folder(train=2)
+    slow_names(folder)
+    with ThreadPoolExecutor(1) as pool:
+        began = time.perf_counter()
+        error = pool.submit(load_data, folder, patient_from=SLOW).exception()
+        assert time.perf_counter() - began < 15
+    assert isinstance(error, ConfigError)
+    assert error.code == "slow-pattern"
+    assert "train/cat/aaa" in error.what  # where it hangs
+    assert load_data(folder, patient_from="(a{9,})").patient_names == ("a" * 60,)  # the control
+
+
+@pytest.mark.parametrize("pattern", ["(p", "a{99999999999}", "(" * 5000, "[", "(?P<patient>"])
+def test_what_is_no_expression_is_a_coded_error(image_folder, pattern):
+    with pytest.raises(ConfigError, match="bad-pattern"):
+        load_data(image_folder(train=1), patient_from=pattern)
+
+
+def test_the_process_beside_finds_what_the_expression_finds_here():
+    texts = ["train/a/P1_2.png", "train/b/IM-7.png", "none", "\udcff/P3_é.png"]
+    for pattern in (r"(P\d+)_", r"P(\d)_(.)", r"(?P<patient>IM-\d)|x(y)", r"[A-Z]+", ""):
+        found = [matching.marked(re.compile(pattern), text) for text in texts]
+        assert patients.find_patients(pattern, texts) == found
+    assert patients.find_patients("x", []) == []
 
 
 def test_a_file_without_a_patient_is_named(image_folder):
