@@ -33,7 +33,7 @@ def test_the_command_holds_no_path_and_no_name_of_ones_own(text):
 
 
 def test_the_command_keeps_what_explains_the_run():
-    text = "train cifar10 --recipe fast/patches --epsilon 3 --delta=1e-5 --set training.num_steps=40 --model lenet"
+    text = "train cifar10 --recipe fast/patches --epsilon 3 --delta=1e-5 --set training.num_steps=40 --resume"
     assert public_command(text.split()) == f"sfumato {text}"
 
 
