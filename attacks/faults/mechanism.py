@@ -197,14 +197,6 @@ def ledger_records_one_less(patch: MonkeyPatch) -> None:
 
 
 @fault(
-    "copied-folder-spends-in-the-shadow",
-    tests=("ledger/test_ledger.py::test_a_copied_run_folder_is_paid_for_as_a_run_of_its_own",),
-)
-def copied_folder_spends_in_the_shadow(patch: MonkeyPatch) -> None:
-    rewrite(patch, "sfumato.ledger.ledger:Ledger._resumed", 'row["lease"] not in copy["leases"]', "False")
-
-
-@fault(
     "low-bits-of-the-sum", tests=("mechanism/test_noise.py::test_every_result_lies_on_the_public_lattice",)
 )
 def low_bits_of_the_sum(patch: MonkeyPatch) -> None:
@@ -232,11 +224,11 @@ def tail_cut_at_eight(patch: MonkeyPatch) -> None:
     tests=("accounting/test_accounting.py::test_one_step_agrees_with_numeric_integration",),
 )
 def replacing_counted_as_removing(patch: MonkeyPatch) -> None:
-    from sfumato.accounting import accountants
+    from sfumato.accounting import loss_distributions
 
-    original = accountants._one_step
+    original = loss_distributions._one_step
     patch.setattr(
-        accountants,
+        loss_distributions,
         "_one_step",
         lambda noise, rate, neighbouring, interval: original(noise, rate, "add-or-remove", interval),
     )

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +75,52 @@ def test_train_evaluate_predict_and_report_work_together(call, image_folder, own
     assert "% of 24 train images" in out
 
 
+def test_scores_on_private_images_say_that_they_are_sensitive_everywhere(call, image_folder, own_place):
+    data = image_folder(train=12)
+    settings = ("--epsilon", 8, "--delta", 1e-2, *SMALL, "--set", "training.num_epochs=0.2")
+    private = (*settings, "--set", "data.holdout=0.4")
+    code, out, err = call("train", data, *private, "--out", "private")
+    assert code == 0
+    accuracy_lines = [line for line in (out + err).splitlines() if "ccuracy" in line]
+    assert len(accuracy_lines) >= 2
+    assert all("sensitive" in line for line in accuracy_lines)
+    scores = json.loads((own_place / "private/state/scores.json").read_text())
+    assert scores["sensitive"] is True
+    assert not (own_place / "private/scores.json").exists()
+    code, out, err = call("evaluate", "private", "--json")
+    assert json.loads(out)["sensitive"] is True
+    code, out, err = call("evaluate", "private")
+    assert "(sensitive)" in out.splitlines()[0]
+    assert "sensitive:" in err
+
+
+def test_scores_on_test_images_do_not(call, image_folder, own_place):
+    data = image_folder(train=12, test=4, val=4)
+    settings = ("--epsilon", 8, "--delta", 1e-2, *SMALL, "--set", "training.num_epochs=0.2")
+    _, out, _ = call("train", data, *settings, "--set", "data.val_is_public=true", "--out", "run", "--json")
+    assert json.loads(out)["sensitive"] is False
+    assert json.loads((own_place / "run/scores.json").read_text())["sensitive"] is False
+    found = {split: json.loads(call("evaluate", "run", "--split", split, "--json")[1])["sensitive"]
+             for split in ("test", "val", "train")}  # fmt: skip
+    assert found == {"test": False, "val": False, "train": True}
+    again = json.loads(call("evaluate", "run/release", data, "--split", "val", "--json")[1])
+    assert again["sensitive"] is True  # the release alone does not know that they are public
+
+
+def test_a_folder_may_lack_a_class_of_the_model_but_not_have_another(call, image_folder, own_place):
+    data = image_folder(train=12, test=4)
+    settings = ("--epsilon", 8, "--delta", 1e-2, *SMALL, "--set", "training.num_epochs=0.2")
+    assert call("train", data, *settings, "--out", "run")[0] == 0
+    only = own_place / "only"
+    shutil.copytree(data / "test" / "dog", only / "dog")
+    code, out, _ = call("evaluate", "run", only, "--json")
+    assert (code, json.loads(out)["num_examples"]) == (0, 4)
+    (only / "dog").rename(only / "wolf")
+    code, _, err = call("evaluate", "run", only)
+    assert code == 1
+    assert "label-out-of-range" in err
+
+
 def test_a_dry_run_plans_and_writes_nothing(call, image_folder, own_place):
     code, out, _ = call("train", image_folder(train=12), "--epsilon", 3, *SMALL, "--dry-run", "--json")
     plan = json.loads(out)
@@ -99,7 +146,7 @@ def corrupt_image(folder):
 def label_out_of_range(folder):
     (folder / "classes.txt").write_text("cat\ndog\n")
     rows = ["path,label,split"] + [
-        f"train/cat/p{n // 2}-{n}.png,{7 if n == 3 else 0},train" for n in range(3)
+        f"train/cat/p{n // 2}-{n}.png,{7 if n == 3 else 0},train" for n in range(4)
     ]
     (folder / "manifest.csv").write_text("\n".join(rows) + "\n")
 
@@ -123,7 +170,7 @@ def huge_image(folder):
         (empty_class, ("--epsilon", 3), "empty-class", 1),
         (corrupt_image, ("--epsilon", 3), "corrupt-image", 1),
         (huge_image, ("--epsilon", 3), "image-too-large", 1),
-        (label_out_of_range, ("--epsilon", 3), None, 1),
+        (label_out_of_range, ("--epsilon", 3), "label-out-of-range", 1),
         (break_nothing, (), "no-budget", 2),
         (break_nothing, ("--epsilon", -1), "epsilon-out-of-range", 2),
         (break_nothing, ("--epsilon", 3, "--delta", 7), "delta-out-of-range", 2),

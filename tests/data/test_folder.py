@@ -1,4 +1,8 @@
+import os
+import re
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -6,12 +10,13 @@ import torch
 from PIL import Image
 
 from sfumato.data import load_data, shared_images, shared_patients
+from sfumato.data.readers import matching, patients
 from sfumato.errors import ConfigError, DataError
 
 
 def test_a_folder_becomes_its_splits_classes_and_pixels(image_folder):
     folder = image_folder(train=4, val=1, test=2)
-    data = load_data(folder)
+    data = load_data(folder, image_size=12)
     assert [len(part) for part in (data.train, data.val, data.test)] == [8, 2, 4]
     assert data.train.classes == ("cat", "dog")
     assert data.train.labels.tolist() == [0] * 4 + [1] * 4
@@ -48,16 +53,23 @@ def test_the_fingerprint_survives_moving_renaming_resizing_and_lossless_copies(i
     assert load_data(moved).train.fingerprint != original.fingerprint
 
 
-def test_sizes_and_colours_are_kept_if_shared_and_public_defaults_otherwise(image_folder):
+def test_size_and_colour_are_what_was_set_or_fixed_defaults_whatever_the_images_are(image_folder):
     folder = image_folder(train=2, grey=True)
-    assert load_data(folder).train.images.shape == (4, 1, 12, 12)
-    assert load_data(folder).notes == ()
-    assert load_data(folder, image_size=20, channels=3).train.images.shape == (4, 3, 20, 20)
+    assert load_data(folder).train.images.shape == (4, 3, 64, 64)
+    assert load_data(folder, image_size=20, channels=1).train.images.shape == (4, 1, 20, 20)
     Image.new("RGB", (30, 40)).save(folder / "train" / "cat" / "other.png")
-    mixed = load_data(folder)
-    assert mixed.train.images.shape == (5, 3, 64, 64)
-    assert "2 different sizes" in mixed.notes[0]
-    assert "colour" in mixed.notes[1]
+    assert load_data(folder).train.images.shape == (5, 3, 64, 64)
+    assert load_data(folder, image_size=20, channels=1).train.images.shape == (5, 1, 20, 20)
+
+
+def test_what_all_files_share_is_only_suggested_and_said_to_be_sensitive(image_folder):
+    folder = image_folder(train=2, grey=True)
+    (note,) = load_data(folder).notes
+    assert note.startswith("sensitive:")
+    assert "data.image_size=12 and data.channels=1" in note
+    assert load_data(folder, image_size=20, channels=1).notes == ()
+    Image.new("RGB", (30, 40)).save(folder / "train" / "cat" / "other.png")
+    assert load_data(folder).notes == ()
 
 
 def test_patients_come_out_of_file_names_and_mean_the_same_person_in_every_split(image_folder):
@@ -143,11 +155,43 @@ def test_classes_txt_is_the_public_list_of_classes(image_folder):
     folder = image_folder(train=2)
     (folder / "classes.txt").write_text("dog\ncat\n")
     assert load_data(folder).train.classes == ("dog", "cat")
-    (folder / "classes.txt").write_text("dog\ncat\nbird\n")
-    with pytest.raises(DataError, match="empty-class"):
-        load_data(folder)
+    assert load_data(folder).classes_are_declared
     (folder / "classes.txt").write_text("dog\n")
-    with pytest.raises(DataError, match="class-not-in-train"):
+    with pytest.raises(DataError, match="label-out-of-range"):
+        load_data(folder)
+    (folder / "classes.txt").write_bytes(b"dog\n\xff\n")
+    with pytest.raises(DataError, match="bad-classes"):
+        load_data(folder)
+
+
+def test_whether_a_declared_class_has_images_decides_nothing(image_folder):
+    folder = image_folder(train=2, test=2)
+    assert not load_data(folder).classes_are_declared
+    names = ("dog", "bird", "cat")
+    declared = load_data(folder, classes=names)
+    assert declared.train.classes == names
+    assert declared.train.labels.tolist() == [2, 2, 0, 0]
+    shutil.copytree(folder / "train" / "cat", folder / "test" / "bird")  # no training image of its class
+    assert load_data(folder, classes=names).train.classes == names
+    with pytest.raises(DataError, match="class-not-in-train"):  # the control: found, and not declared
+        load_data(folder)
+    with pytest.raises(DataError, match="label-out-of-range"):
+        load_data(folder, classes=("dog", "cat"))
+    (folder / "classes.txt").write_text("cat\ndog\nbird\n")
+    with pytest.raises(DataError, match="bad-classes"):
+        load_data(folder, classes=names)
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "9" * 200])
+def test_a_class_may_be_called_by_any_number(image_folder, name):
+    folder = image_folder(train=2, classes=("1", name))
+    assert load_data(folder).train.classes == tuple(sorted(("1", name)))
+
+
+def test_a_class_whose_name_is_no_text_is_refused(image_folder):
+    folder = image_folder(train=2)
+    (folder / "train" / "cat").rename(os.fsdecode(os.fsencode(folder / "train") + b"/c\xff"))
+    with pytest.raises(DataError, match="bad-classes"):
         load_data(folder)
 
 
@@ -164,6 +208,45 @@ def test_options_that_cannot_be_meant_are_usage_errors(image_folder, options, co
     with pytest.raises(ConfigError, match=code) as caught:
         load_data(image_folder(train=2), **options)
     assert caught.value.exit_code == 2
+
+
+SLOW = "(a+)+$"
+
+
+def slow_names(folder):
+    """Files on whose names the expression would search for ages."""
+    for path in sorted(folder.rglob("*.png")):
+        path.rename(path.with_name(f"{'a' * 60}{path.stem}!.png"))
+
+
+def test_an_expression_that_takes_for_ever_is_ended_in_time_also_outside_the_main_thread(
+    image_folder, monkeypatch
+):
+    monkeypatch.setattr(patients, "SECONDS", 1.5)
+    folder = image_folder(train=2)
+    slow_names(folder)
+    with ThreadPoolExecutor(1) as pool:
+        began = time.perf_counter()
+        error = pool.submit(load_data, folder, patient_from=SLOW).exception()
+        assert time.perf_counter() - began < 15
+    assert isinstance(error, ConfigError)
+    assert error.code == "slow-pattern"
+    assert "train/cat/aaa" in error.what  # where it hangs
+    assert load_data(folder, patient_from="(a{9,})").patient_names == ("a" * 60,)  # the control
+
+
+@pytest.mark.parametrize("pattern", ["(p", "a{99999999999}", "(" * 5000, "[", "(?P<patient>"])
+def test_what_is_no_expression_is_a_coded_error(image_folder, pattern):
+    with pytest.raises(ConfigError, match="bad-pattern"):
+        load_data(image_folder(train=1), patient_from=pattern)
+
+
+def test_the_process_beside_finds_what_the_expression_finds_here():
+    texts = ["train/a/P1_2.png", "train/b/IM-7.png", "none", "\udcff/P3_é.png"]
+    for pattern in (r"(P\d+)_", r"P(\d)_(.)", r"(?P<patient>IM-\d)|x(y)", r"[A-Z]+", ""):
+        found = [matching.marked(re.compile(pattern), text) for text in texts]
+        assert patients.find_patients(pattern, texts) == found
+    assert patients.find_patients("x", []) == []
 
 
 def test_a_file_without_a_patient_is_named(image_folder):

@@ -44,6 +44,16 @@ def test_patients_may_come_from_the_column_or_the_file_name_but_not_both(folder)
     assert load_data(folder, patient_from="cat|dog").patient_names == ("cat", "dog")
 
 
+@pytest.mark.parametrize("label", ["²", "--1", "-0", "9" * 5000, "٣"])
+def test_a_label_that_only_looks_like_a_number_is_text(folder, label):
+    rows = f"path,label\ntrain/cat/p0-0.png,{label}\ntrain/dog/p0-0.png,1\n"
+    (folder / "manifest.csv").write_text(rows)
+    assert set(load_data(folder).train.classes) == {label, "1"}
+    (folder / "classes.txt").write_text("collie\ntabby\n")
+    with pytest.raises(DataError, match="label-out-of-range"):
+        load_data(folder)
+
+
 def test_declared_classes_may_be_given_by_number(folder):
     (folder / "classes.txt").write_text("collie\ntabby\n")
     (folder / "manifest.csv").write_text("path,label\ntrain/cat/p0-0.png,1\ntrain/dog/p0-0.png,collie\n")

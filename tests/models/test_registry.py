@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from sfumato.errors import ConfigError
-from sfumato.models import VARIANTS, create_model, find_variant, list_models
+from sfumato.models import (
+    VARIANTS,
+    create_model,
+    find_variant,
+    list_feature_heads,
+    list_models,
+    weight_shapes,
+)
+from sfumato.models.options import LARGEST
 from sfumato.models.sizes import SIZES
 
 
@@ -58,9 +69,8 @@ def test_an_unknown_name_suggests_the_nearest(wrong: str, right: str) -> None:
 
 
 def test_a_model_that_cannot_fit_is_refused_before_memory_is_taken() -> None:
-    for options in ({"width": 10**6}, {"width": 10**9}, {"width": 10**15}):
-        with pytest.raises(ConfigError, match="model-too-large"):
-            create_model("resnet9", num_classes=10, **options)
+    with pytest.raises(ConfigError, match="model-too-large"):
+        create_model("resnet9", num_classes=10, width=2**16)
     with pytest.raises(ConfigError, match="model-too-large"):
         create_model("lenet", num_classes=10**12)
 
@@ -126,6 +136,64 @@ def test_wide_resnets_of_any_size_have_a_name() -> None:
     assert find_variant("scale_wrn_10_1").settings == {"depth": 10, "width": 1, "scale_norm": True}
     with pytest.raises(ConfigError, match="bad-wrn-size"):
         create_model("wrn_17_4", num_classes=10)
+
+
+HOSTILE = {
+    int: (0, 10**9, 10**30, 10**5000),
+    float: (float("nan"), float("inf"), -1e300, 1e300, 10**400),
+    tuple: ([10**9] * 4, [10**30] * 4, [1] * 10**6),
+    str: ("x" * 10**6,),
+}
+
+
+def families() -> list[str]:
+    """One name for each way of building a model."""
+    names = [*VARIANTS, *list_feature_heads()]
+    return list({find_variant(name).build: name for name in names}.values())
+
+
+@pytest.mark.parametrize("name", families())
+def test_no_option_of_any_family_takes_longer_than_a_moment_to_refuse(name: str) -> None:
+    began = time.perf_counter()
+    for option, default in find_variant(name).options().items():
+        for value in () if isinstance(default, bool) else HOSTILE[type(default)]:
+            with pytest.raises(ConfigError):
+                weight_shapes(name, num_classes=10, **{option: value})
+    assert time.perf_counter() - began < 10
+
+
+@pytest.mark.parametrize("name", families())
+def test_the_largest_options_that_pass_are_drafted_in_seconds(name: str) -> None:
+    options = find_variant(name).options()
+    largest = {key: limit for key, limit in LARGEST.items() if type(options.get(key)) is int}
+    largest |= {"depths": [LARGEST["depths"]] * 4} if "depths" in options else {}
+    largest |= {"depth": 10.0} if type(options.get("depth")) is float else {}
+    largest |= {"pretrained": False} if "pretrained" in options else {}
+    began = time.perf_counter()
+    with contextlib.suppress(ConfigError):  # too large for the memory, or no such depth: refused in time
+        weight_shapes(name, num_classes=10, **largest)
+    assert time.perf_counter() - began < 30
+
+
+@pytest.mark.parametrize(
+    "name", ["wrn_6000004_1", "scale_wrn_16_100000", "wrn_406_1", "wrn_16_0", "wrn_999999999_999999999"]
+)
+def test_a_wide_resnet_beyond_all_sizes_is_refused_before_it_is_drafted(name: str) -> None:
+    began = time.perf_counter()
+    for look_up in (find_variant, partial(create_model, num_classes=2)):
+        with pytest.raises(ConfigError, match="bad-wrn-size"):
+            look_up(name)
+    with pytest.raises(ConfigError, match="unknown-model"):
+        find_variant(f"wrn_16_{'9' * 10**6}")
+    assert time.perf_counter() - began < 1
+    assert find_variant("wrn_400_200").settings == {"depth": 400, "width": 200}  # the control: the largest
+
+
+def test_the_shapes_of_a_draft_are_those_of_the_model() -> None:
+    options = {"num_classes": 3, "in_channels": 1, "width": 8}
+    model = create_model("resnet9", **options)
+    assert weight_shapes("resnet9", **options) == {k: v.shape for k, v in model.state_dict().items()}
+    assert weight_shapes("resnet9", **{**options, "width": 4}) != weight_shapes("resnet9", **options)
 
 
 def test_options_show_what_the_name_stands_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -146,14 +147,27 @@ def change(path, **values):
         lambda folder: change(folder / "config.json", data=None),
         lambda folder: change(folder / "config.json", model={"name": "resnet10", "options": {}}),
         lambda folder: change(folder / "config.json", model={"name": "resnet9", "options": {"width": 10**9}}),
+        lambda folder: change(folder / "config.json", model={"name": "resnet9", "options": {"width": 512}}),
+        lambda folder: change(folder / "config.json", model={"name": "wrn_6000004_1", "options": {}}),
+        lambda folder: change(
+            folder / "config.json", model={"name": "wrn_16_4", "options": {"depth": 10**7}}
+        ),
+        lambda folder: change(folder / "config.json", model={"name": ["resnet9"], "options": {}}),
+        lambda folder: change(folder / "config.json", model={"name": "resnet9", "options": {"name": "x"}}),
+        lambda folder: change(folder / "config.json", model={"name": "x" * 10**6, "options": {}}),
+        lambda folder: change(folder / "config.json", image_size=10**9),
+        lambda folder: change(folder / "config.json", channels=10**9),
+        lambda folder: change(folder / "config.json", classes=["c"] * 10**5),
     ],
 )
 def test_a_release_that_does_not_fit_is_refused(release, spoil):
     sfumato.load(release)
     spoil(release)
+    began = time.perf_counter()
     with pytest.raises(ModelError) as caught:
         sfumato.load(release)
     assert caught.value.code == "bad-release"
+    assert time.perf_counter() - began < 5
 
 
 def test_an_unfinished_run_and_a_strange_folder_are_told_apart(run, tmp_path):

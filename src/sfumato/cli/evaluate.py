@@ -31,14 +31,16 @@ def command(run: Path, data: str | None, split: str | None, as_json: bool) -> No
 
     released = load(run)
     name, images = _images(released, _data_name(run, released, data), split)
+    sensitive = _is_sensitive(run, name, own_data=data is None)
     result = _scores(released, images, name, quiet=as_json)
     if as_json:
         privacy = {key: released.privacy[key] for key in ("epsilon", "releasable")}
-        echo_json({"split": name, **privacy, **result.as_dict()})
+        echo_json({"split": name, "sensitive": sensitive, **privacy, **result.as_dict()})
         return
     from sfumato.release.card import headline
 
-    click.echo(f"{100 * result.accuracy:.2f} % of {result.num_examples:,} {name} images are right")
+    note = " (sensitive)" if sensitive else ""
+    click.echo(f"{100 * result.accuracy:.2f} % of {result.num_examples:,} {name} images are right{note}")
     click.echo(f"balanced over classes {100 * result.balanced_accuracy:.2f} %", nl=False)
     click.echo(
         "" if result.top5_accuracy is None else f", top-5 {100 * result.top5_accuracy:.2f} %", nl=False
@@ -51,8 +53,23 @@ def command(run: Path, data: str | None, split: str | None, as_json: bool) -> No
             f"  {one_line(label):<{width}}  {'no images' if share is None else f'{100 * share:6.2f} %'}"
         )
     click.echo(headline(released.privacy))
-    if name != "test":
-        click.echo(f"Scores on {name} images are sensitive unless these images are public.", err=True)
+    if sensitive:
+        click.echo(
+            f"sensitive: these scores are computed from {name} images without noise. Keep them local unless "
+            "all of these images are public.",
+            err=True,
+        )
+
+
+def _is_sensitive(run: Path, split: str, *, own_data: bool) -> bool:
+    """Whether the scored images count as private: all but test images, and val images declared public."""
+    if split == "test":
+        return False
+    if split == "val" and own_data and (run / "recipe.toml").is_file():
+        from sfumato.release.run_folder import RunFolder
+
+        return not RunFolder(run).stored_recipe().data.val_is_public
+    return True
 
 
 def _data_name(run: Path, released: ReleasedModel, data: str | None) -> str:
@@ -97,17 +114,11 @@ def _images(released: ReleasedModel, data: str, split: str | None) -> tuple[str,
     from sfumato.data import load_data
 
     config: dict[str, Any] = released.config
-    splits = load_data(data, image_size=config["image_size"], channels=config["channels"], fit=config["fit"])
+    shape = {key: config[key] for key in ("image_size", "channels", "fit")}
+    splits = load_data(data, **shape, classes=released.classes)
     found = {"test": splits.test, "val": splits.val, "train": splits.train}
     order = [split] if split is not None else ["test", "val", "train"]
     name = next((key for key in order if found[key] is not None), None)
     if name is None:
         raise DataError("no-split", f"{data} has no {split} images", fix="Leave out --split, or add them.")
-    images = found[name]
-    if images.classes != released.classes:
-        raise DataError(
-            "other-classes",
-            f"{data} has the classes {', '.join(images.classes)}; the model {', '.join(released.classes)}",
-            fix="Name the class folders as the model's classes, all of them.",
-        )
-    return name, images
+    return name, found[name]

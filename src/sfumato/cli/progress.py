@@ -197,6 +197,8 @@ def echo_start(prepared: Prepared, start_step: int) -> None:
             click.secho(
                 "NOT RELEASABLE: with a seed, whoever knows it can subtract the noise.", fg="red", err=True
             )
+    for note in prepared.splits.notes:
+        click.echo(note, err=True)
     for finding in prepared.findings:
         click.echo(f"{finding.severity}: {finding.what} {finding.cure}", err=True)
     if start_step:

@@ -165,6 +165,7 @@ def echo_result(result: RunResult, *, as_json: bool) -> None:
                 "seconds": result.seconds,
                 "split": result.scored_split,
                 "accuracy": None if scores is None else scores.accuracy,
+                "sensitive": result.scores_are_sensitive,
                 "privacy": privacy,
             }
         )
@@ -172,7 +173,8 @@ def echo_result(result: RunResult, *, as_json: bool) -> None:
     click.echo()
     if scores is not None:
         share, split = f"{100 * scores.accuracy:.2f} %", result.scored_split
-        click.echo(f"Accuracy   {share} of {scores.num_examples:,} {split} images")
+        note = " (sensitive: of private images, keep it local)" if result.scores_are_sensitive else ""
+        click.echo(f"Accuracy   {share} of {scores.num_examples:,} {split} images{note}")
     click.secho(f"Guarantee  {headline(privacy)}", fg=None if privacy["releasable"] else "red", bold=True)
     click.echo(f"\n{privacy['statement']}\n")
     click.echo(

@@ -113,7 +113,8 @@ class DataSplits:
     test: ImageSet | None = None
     val_is_public: bool = False
     patient_names: tuple[str, ...] | None = None  # of the numbers in ImageSet.patients; sensitive
-    notes: tuple[str, ...] = ()  # what loading decided, for people to read
+    notes: tuple[str, ...] = ()  # what was seen while loading, for those who may see the images
+    classes_are_declared: bool = False  # listed beforehand: no image made a class exist
 
     def names_of(self, images: ImageSet) -> tuple[str, ...] | None:
         """The names of the patients in ``images``, each once (sensitive); None if nobody gave any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,12 +33,14 @@ def load_data(
     channels: int | None = None,
     patient_from: str | None = None,
     fit: Fit = "crop",
+    classes: Sequence[str] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DataSplits:
     """Load a known set by name, or a folder of images, as uint8 tensors of one size.
 
     ``image_size`` and ``channels`` (1 or 3) are public choices; without them a known set keeps its
-    own and a folder keeps the one size all its images share (up to 256 px), else becomes 64 px.
+    own and every folder becomes 64 px in 3 channels: nothing is read off the images, or one could decide it.
+    ``classes`` declares the class names of a folder, in order; an image of any other class is refused.
     ``fit`` says how other shapes become square: "crop" the middle, "pad" with black, or "stretch".
     ``patient_from`` is a regular expression that finds the patient in each file's path.
     ``on_progress(done, total)`` is called while images are decoded.
@@ -58,7 +60,14 @@ def load_data(
                 f"{spec} has no file names in which to find --patient-from {patient_from!r}.",
                 fix="Leave out --patient-from for this data set.",
             )
-        return _resized(read(), image_size, channels)
+        splits = _resized(read(), image_size, channels)
+        if classes is not None and tuple(classes) != splits.train.classes:
+            raise DataError(
+                "other-classes",
+                f"{spec} has the classes {', '.join(splits.train.classes)}; wanted are {', '.join(classes)}.",
+                fix="Leave out data.classes for this data set, or use a model that was trained for it.",
+            )
+        return splits
     if name is not None:
         image_size, channels = (
             image_size or KNOWN_SETS[name].image_size,
@@ -72,6 +81,7 @@ def load_data(
         fit=fit,
         on_progress=on_progress,
         name=name or folder.resolve().name,
+        classes=classes,
     )
     if name is not None and splits.test is None:
         # ImageNette: its val images are what everybody reports on

@@ -22,7 +22,7 @@ def examine_data(
     """Everything about the data that voids or weakens the guarantee, or that the release will make public."""
     return [
         *_normalisation(splits.train, mean, std),
-        *_classes(splits.train, unit),
+        *_classes(splits, unit),
         *_duplicates(splits, unit),
         *_people(splits, unit),
         *_validation(splits, holdout),
@@ -56,7 +56,8 @@ def _normalisation(
     ]
 
 
-def _classes(train: ImageSet, unit: str) -> list[Finding]:
+def _classes(splits: DataSplits, unit: str) -> list[Finding]:
+    train = splits.train
     findings = [
         Finding(
             severity="note",
@@ -65,6 +66,8 @@ def _classes(train: ImageSet, unit: str) -> list[Finding]:
             cure="They must be known beforehand, not learnt from the private images.",
         )
     ]
+    if splits.classes_are_declared:  # the list stands whoever has images of a class
+        return findings
     units = (
         train.unit_index(unit) if unit == "image" or train.patients is not None else torch.arange(len(train))
     )
@@ -76,7 +79,7 @@ def _classes(train: ImageSet, unit: str) -> list[Finding]:
                     severity="void",
                     code="class-of-one",
                     what=f"class {name!r} exists only because of a single {unit}.",
-                    cure="Take the list of classes from a public source, or merge the class into another.",
+                    cure="Declare a public list of classes (data.classes, classes.txt), or merge the class.",
                 )
             )
     return findings

@@ -5,7 +5,14 @@ from __future__ import annotations
 from sfumato.models.change import Change
 from sfumato.models.classifier import Classifier
 from sfumato.models.private_ready import make_private_ready
-from sfumato.models.registry import VARIANTS, create_model, find_variant, list_feature_heads, list_models
+from sfumato.models.registry import (
+    VARIANTS,
+    create_model,
+    find_variant,
+    list_feature_heads,
+    list_models,
+    weight_shapes,
+)
 from sfumato.models.scale_norm import add_scale_norm
 from sfumato.models.summary import LayerSummary, ModelSummary, summarise
 from sfumato.models.variant import Variant
@@ -24,4 +31,5 @@ __all__ = [
     "list_models",
     "make_private_ready",
     "summarise",
+    "weight_shapes",
 ]

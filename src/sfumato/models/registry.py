@@ -53,16 +53,17 @@ def list_feature_heads(pattern: str = "*") -> list[str]:
 
 
 def find_variant(name: str) -> Variant:
-    """The row of the table for this name; ``wrn_DEPTH_WIDTH`` is understood for any depth and width.
+    """The row of the table for this name; ``wrn_DEPTH_WIDTH`` is understood for other sizes too.
 
     Heads on fixed features ("patches", "scatter", …) are found too; ``list_feature_heads`` lists them apart,
     since they are no networks to train whole, and belong to recipes with [features].
     """
     variant = VARIANTS.get(name) or wrn.variant_of(name) or fixed_features.VARIANTS.get(name)
     if variant is None:
+        known = (*VARIANTS, *fixed_features.VARIANTS)
         raise ConfigError(
             "unknown-model",
-            f"{name!r} is not a model. {did_you_mean(name, (*VARIANTS, *fixed_features.VARIANTS))}".rstrip(),
+            f"{name[:80]!r} is not a model. {did_you_mean(name[:80], known)}".rstrip(),
             fix="See sfumato models list.",
         )
     return variant
@@ -74,6 +75,27 @@ def create_model(name: str, *, num_classes: int, in_channels: int = 3, **options
     ``options`` are those of the model's family (``sfumato models show NAME`` lists them); each is checked
     against the family's signature, and a name that is not there is an error.
     """
+    variant, arguments = _arguments(name, num_classes, in_channels, options)
+    _check_memory(name, _draft(variant, arguments))
+    model = variant.build(**arguments)
+    if "groups" in options and arguments.get("norm", variant.options().get("norm")) == "group":
+        _check_groups(name, model, arguments["groups"])
+    return model
+
+
+def weight_shapes(
+    name: str, *, num_classes: int, in_channels: int = 3, **options: object
+) -> dict[str, torch.Size]:
+    """The shapes that the model's state would have, found without taking its memory."""
+    draft = _draft(*_arguments(name, num_classes, in_channels, options))
+    _check_memory(name, draft)
+    return {key: value.shape for key, value in draft.state_dict().items()}
+
+
+def _arguments(
+    name: str, num_classes: int, in_channels: int, options: Mapping[str, object]
+) -> tuple[Variant, dict[str, object]]:
+    """The variant and all that its builder is given, checked."""
     variant = find_variant(name)
     known = variant.options()
     for option in options:
@@ -90,28 +112,31 @@ def create_model(name: str, *, num_classes: int, in_channels: int = 3, **options
             f"{name} with num_classes={num_classes} and in_channels={in_channels} cannot be built.",
             fix="Both must be at least 1.",
         )
-    settings = {**variant.settings, **chosen}
-    model = _built(name, variant, num_classes=num_classes, in_channels=in_channels, settings=settings)
-    if "groups" in chosen and settings.get("norm", known.get("norm")) == "group":
-        _check_groups(name, model, chosen["groups"])
-    return model
+    return variant, {"num_classes": num_classes, "in_channels": in_channels, **variant.settings, **chosen}
 
 
-def _built(
-    name: str, variant: Variant, *, num_classes: int, in_channels: int, settings: Mapping[str, object]
-) -> nn.Module:
-    """The model; one that cannot fit in memory is refused before a byte is taken."""
-    arguments = {"num_classes": num_classes, "in_channels": in_channels, **settings}
+def _draft(variant: Variant, arguments: Mapping[str, object]) -> nn.Module | None:
+    """The model without memory behind its weights; None if not even their sizes can be written down."""
     try:
         with torch.device("meta"):  # shapes only
-            draft = variant.build(**arguments)
-        needed = sum(value.numel() * value.element_size() for value in draft.state_dict().values())
-    except (RuntimeError, OverflowError):  # not even the sizes can be written down
-        needed = math.inf
+            return variant.build(**arguments)
+    except (RuntimeError, OverflowError):
+        return None
+    except (IndexError, ValueError, ZeroDivisionError) as error:  # a layer without channels, and the like
+        raise ConfigError(
+            "bad-model-option", f"these options make no network: {error}.", fix="Use larger ones."
+        ) from error
     except TypeError as error:
         if "verflow" not in str(error):  # how torch says that a size is no 64-bit number
             raise
-        needed = math.inf
+        return None
+
+
+def _check_memory(name: str, draft: nn.Module | None) -> None:
+    """Refuse a model that cannot fit in memory before a byte is taken."""
+    needed = math.inf
+    if draft is not None:
+        needed = sum(value.numel() * value.element_size() for value in draft.state_dict().values())
     free = free_memory(torch.device("cpu"))
     if needed > free:
         size = f"{needed / 2**30:,.1f} GiB" if math.isfinite(needed) else "beyond all sizes"
@@ -120,7 +145,6 @@ def _built(
             f"{name} with these options would be {size}; {free / 2**30:,.1f} GiB are free.",
             fix="Choose a smaller width, depth or number of classes.",
         )
-    return variant.build(**arguments)
 
 
 def _check_groups(name: str, model: nn.Module, groups: int) -> None:

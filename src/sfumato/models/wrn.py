@@ -27,6 +27,7 @@ from sfumato.models.classifier import Classifier
 from sfumato.models.options import check_option
 from sfumato.models.variant import Variant, with_scale_norm
 
+MAX_DEPTH, MAX_WIDTH = 400, 200  # ten times the published ones; names also come out of strangers' files
 Order = Literal["act-norm", "norm-act"]
 Skip = Literal["full", "bare"]
 
@@ -75,13 +76,7 @@ class WideResNet(Classifier):
         check_option("order", order, Order)
         check_option("skip_order", skip_order, Order)
         check_option("skip", skip, Skip)
-        if depth < 10 or (depth - 4) % 6 or width < 1:
-            raise ConfigError(
-                "bad-wrn-size",
-                f"A Wide-ResNet of depth {depth} and width {width} does not exist.",
-                why="Three stages of equal blocks of two convolutions make depth 6n + 4.",
-                fix="Take depth 10, 16, 22, 28, 34, 40 … and width at least 1.",
-            )
+        check_size(depth, width)
 
         def pre(channels: int, order: Order) -> list[nn.Module]:
             return _pre(channels, norm=norm, groups=groups, activation=activation, order=order)
@@ -121,6 +116,17 @@ class WideResNet(Classifier):
         return self.last(self.blocks(self.stem(x))).mean(dim=(2, 3))
 
 
+def check_size(depth: int, width: int) -> None:
+    """Refuse a depth or width that does not exist, or that is too large to be built in seconds."""
+    if not 10 <= depth <= MAX_DEPTH or (depth - 4) % 6 or not 1 <= width <= MAX_WIDTH:
+        raise ConfigError(
+            "bad-wrn-size",
+            f"A Wide-ResNet of depth {depth} and width {width} does not exist.",
+            why=f"Three stages of equal blocks of two convolutions make depth 6n + 4, up to {MAX_DEPTH}.",
+            fix=f"Take depth 10, 16, 22, 28, 34, 40 … and width from 1 to {MAX_WIDTH}.",
+        )
+
+
 def _variant(depth: int, width: int) -> Variant:
     return Variant(
         build=WideResNet,
@@ -135,5 +141,9 @@ VARIANTS = with_scale_norm({f"wrn_{d}_{w}": _variant(d, w) for d, w in ((16, 4),
 
 def variant_of(name: str) -> Variant | None:
     """The variant that ``wrn_DEPTH_WIDTH`` or ``scale_wrn_DEPTH_WIDTH`` names, if it is such a name."""
-    match = re.fullmatch(r"(?:scale_)?(wrn_(\d+)_(\d+))", name)
-    return match and with_scale_norm({match[1]: _variant(int(match[2]), int(match[3]))})[name]
+    match = re.fullmatch(r"(?:scale_)?(wrn_([0-9]{1,9})_([0-9]{1,9}))", name)
+    if match is None:
+        return None
+    depth, width = int(match[2]), int(match[3])
+    check_size(depth, width)
+    return with_scale_norm({match[1]: _variant(depth, width)})[name]

@@ -41,10 +41,11 @@ class DataSettings:
     """[data]: which images, and what is publicly known about them."""
 
     name: str | None = setting(None, "a folder, or a known name; the DATA of `sfumato train` comes first")
-    image_size: Positive | None = setting(None, "images are resized to this many pixels per side")
+    image_size: Positive | None = setting(None, "pixels per side; absent: a folder 64, a known set its own")
     channels: Annotated[int, Meta(ge=1, le=4)] | None = setting(
-        None, "1 grey, 3 colour; absent: as the data are"
+        None, "1 grey, 3 colour; absent: a folder 3, a known set its own"
     )
+    classes: tuple[str, ...] | None = setting(None, "a folder's class names in order, known beforehand")
     fit: Literal["crop", "pad", "stretch"] = setting("crop", "how other shapes become square")
     patient_from: str | None = setting(None, "regular expression that finds the patient in a file name")
     mean: tuple[float, ...] | None = setting(None, "per-channel mean to subtract: a public constant")

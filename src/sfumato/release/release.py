@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from sfumato.data.readers.decode import Fit, decode_image
 from sfumato.errors import ConfigError, DataError, ModelError, RunError
 from sfumato.files import replacing, sync_folder, write_json, write_text
-from sfumato.models import create_model, find_variant
+from sfumato.models import create_model, find_variant, weight_shapes
 from sfumato.training.evaluation import predict_logits
 
 FORMAT = 1
@@ -79,6 +79,13 @@ class ReleasedModel:
     def decode(self, files: Sequence[str | Path]) -> Tensor:
         """Image files as uint8 (N, C, H, W), decoded as the training images were."""
         size, channels, fit = self.config["image_size"], self.config["channels"], self.config["fit"]
+        if channels not in (1, 3):
+            raise DataError(
+                "wrong-images",
+                f"this model takes images of {channels} channels",
+                why="Image files are grey or colour: 1 channel or 3.",
+                fix="Give a tensor of uint8 images instead.",
+            )
         arrays = [decode_image(Path(file), image_size=size, channels=channels, fit=fit) for file in files]
         return torch.from_numpy(np.stack(arrays)) if arrays else torch.zeros(0, channels, size, size).byte()
 
@@ -121,7 +128,7 @@ def load(path: str | Path, *, model: nn.Module | None = None) -> ReleasedModel:
     folder = find_release(Path(path))
     weights, config, privacy = read_release(folder)
     try:
-        network = model if model is not None else build_model(config)
+        network = model if model is not None else build_model(config, weights)
         network.load_state_dict(weights)
     except ConfigError as error:  # a name or option that this version does not have
         raise _bad_release(folder, f"{CONFIG} describes no model: {error.what}") from error
@@ -165,8 +172,11 @@ def find_release(path: Path) -> Path:
     )
 
 
-def build_model(config: Mapping[str, Any]) -> nn.Module:
-    """The network that ``config.json`` describes, before the released weights are put into it."""
+def build_model(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
+    """The network that ``config.json`` describes, before the released ``weights`` are put into it.
+
+    Guarantee: its time and memory are bounded by those of ``weights``, whatever the description says.
+    """
     described = config["model"]
     if described["name"] is None:
         raise ModelError(
@@ -177,13 +187,14 @@ def build_model(config: Mapping[str, Any]) -> nn.Module:
     options = dict(described["options"])
     if "pretrained" in find_variant(described["name"]).options():
         options["pretrained"] = False  # public weights would be replaced at once, and need their package
-    return create_model(
-        described["name"], num_classes=len(config["classes"]), in_channels=config["channels"], **options
-    )
+    options |= {"num_classes": len(config["classes"]), "in_channels": config["channels"]}
+    if weight_shapes(described["name"], **options) != {name: value.shape for name, value in weights.items()}:
+        raise RuntimeError(f"{described['name']} with these options has weights of other names or shapes")
+    return create_model(described["name"], **options)
 
 
 def _is_size(value: object) -> bool:
-    return type(value) is int and 1 <= value <= 4096
+    return type(value) is int and 1 <= value <= 1024  # what data can be resized to
 
 
 def _is_number(value: object) -> bool:
@@ -199,14 +210,24 @@ def _are_names(value: object) -> bool:
 
 
 def _is_model(value: object) -> bool:
-    return isinstance(value, dict) and "name" in value and isinstance(value.get("options"), dict)
+    return (
+        isinstance(value, dict)
+        and "name" in value
+        and isinstance(value["name"], str | None)
+        and isinstance(value.get("options"), dict)
+        and not {"name", "num_classes", "in_channels"} & value["options"].keys()
+    )
+
+
+def _are_channels(value: object) -> bool:
+    return type(value) is int and 1 <= value <= 16
 
 
 _CONFIG_CHECKS: dict[str, Callable[[object], bool]] = {
     "model": _is_model,
     "classes": _are_names,
     "image_size": _is_size,
-    "channels": _is_size,
+    "channels": _are_channels,
     "mean": _are_numbers,
     "std": lambda value: _are_numbers(value) and min(value) > 0,
     "fit": lambda value: value in get_args(Fit),

@@ -6,19 +6,23 @@ import contextlib
 import fcntl
 import os
 import platform
+import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sfumato.data import KNOWN_SETS
 from sfumato.errors import RunError
 from sfumato.files import write_text
-from sfumato.recipes.recipe import Recipe, differences, recipe_from_toml
+from sfumato.recipes.recipe import Recipe, differences, list_recipes, recipe_from_toml
 
 STATE_FILE = "state.safetensors"
+# Words of the command line and of recipes that stand in environment.json as they are.
+_WORDS = frozenset(["train", "demo", "image", "patient", "true", "false", "none"])
 
 
 @dataclass(frozen=True)
@@ -153,8 +157,30 @@ def describe_environment() -> dict[str, Any]:
         "processor": _processor(),
         "num_threads": torch.get_num_threads(),
         "accelerator": None if accelerator is None else str(accelerator),
-        "command": " ".join(["sfumato", *sys.argv[1:]]) if sys.argv[0].endswith("sfumato") else None,
+        "command": public_command(sys.argv[1:]) if sys.argv[0].endswith("sfumato") else None,
     }
+
+
+def public_command(arguments: Sequence[str]) -> str:
+    """The command with only what names nobody: options, numbers, and names that ship with the package.
+
+    Everything else (a path, a pattern, a name of one's own) becomes ``…``; recipe.toml has it in full.
+    """
+    from sfumato.models import list_feature_heads, list_models
+
+    known = {*KNOWN_SETS, *list_recipes(), *list_models(), *list_feature_heads(), *_WORDS}
+
+    def shown(word: str) -> str:
+        option = re.fullmatch(r"(--[a-z-]+)(?:=(.*))?", word, re.DOTALL)
+        if option is not None:
+            return option[1] if option[2] is None else f"{option[1]}={shown(option[2])}"
+        setting = re.fullmatch(r"([a-z]+\.[a-z_.]+)=(.*)", word, re.DOTALL)
+        if setting is not None:
+            return f"{setting[1]}={shown(setting[2])}"
+        plain = re.fullmatch(r"[-+]?[0-9.]{1,20}(?:e[-+]?[0-9]{1,3})?", word) is not None
+        return word if plain or word in known else "…"
+
+    return " ".join(["sfumato", *map(shown, arguments)])
 
 
 def _processor() -> str:

@@ -197,6 +197,7 @@ def load_splits(settings: DataSettings) -> DataSplits:
         channels=settings.channels,
         patient_from=settings.patient_from,
         fit=settings.fit,
+        classes=settings.classes,
     )
     if settings.holdout:
         splits = carve_validation(

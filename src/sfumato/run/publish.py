@@ -31,6 +31,7 @@ class RunResult:
     privacy: dict[str, Any]
     scores: Scores | None
     scored_split: str | None
+    scores_are_sensitive: bool  # measured on private images: for those who may see these, and nobody else
     seconds: float
 
 
@@ -61,7 +62,8 @@ def publish(
         scores = scores or evaluate(
             released, scored.images, mean=views.mean, std=views.std, on_progress=counter
         )
-        shown = {"split": scored.split, "epsilon": privacy["epsilon"], **label, **scores.as_dict()}
+        shown = {"split": scored.split, "sensitive": scored.sensitive, "epsilon": privacy["epsilon"]}
+        shown |= {**label, **scores.as_dict()}
         write_json(folder.scores(sensitive=scored.sensitive), shown)
     config = {**model_config(prepared, in_zoo=in_zoo), **label}
     public = scores if scored is not None and not scored.sensitive else None
@@ -76,6 +78,7 @@ def publish(
         privacy=privacy,
         scores=scores,
         scored_split=None if scored is None else scored.split,
+        scores_are_sensitive=scored is not None and scored.sensitive,
         seconds=seconds,
     )
 

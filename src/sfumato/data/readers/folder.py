@@ -15,8 +15,9 @@ from sfumato.data.readers.listing import SPLITS, Entry, Listing, empty_class, im
 from sfumato.data.readers.manifest import read_manifest
 from sfumato.errors import DataError
 
-NATIVE_SIZE_LIMIT = 256  # larger images of one size are not trained on as they are unless asked for
-DEFAULT_SIZE = 64  # a fixed public choice: nothing about the images decides it
+# Fixed public choices: nothing about the images decides them, or one image could.
+DEFAULT_SIZE = 64
+DEFAULT_CHANNELS = 3
 
 
 def load_folder(
@@ -28,13 +29,15 @@ def load_folder(
     fit: Fit = "crop",
     on_progress: OnProgress | None = None,
     name: str = "images",
+    classes: Sequence[str] | None = None,
 ) -> DataSplits:
     """Every image that ``list_images`` finds, decoded to one size, as train, val and test."""
-    listing = list_images(folder)
+    listing = list_images(folder, classes)
     if patient_from is not None:
         listing = listing.with_patients(patient_from)
     paths = [entry.path for entry in listing.entries]
-    size, depth, notes = _choose_shape(read_headers(paths), image_size, channels)
+    notes = _suggestions(read_headers(paths), image_size, channels)
+    size, depth = image_size or DEFAULT_SIZE, channels or DEFAULT_CHANNELS
     images, ids = decode_all(paths, image_size=size, channels=depth, fit=fit, on_progress=on_progress)
     names, numbers = _number_patients(listing.entries)
     labels = torch.tensor([entry.label for entry in listing.entries])
@@ -52,24 +55,29 @@ def load_folder(
             content_ids=torch.from_numpy(ids)[rows],
         )
     return DataSplits(
-        train=parts["train"], val=parts.get("val"), test=parts.get("test"), patient_names=names, notes=notes
+        train=parts["train"],
+        val=parts.get("val"),
+        test=parts.get("test"),
+        patient_names=names,
+        notes=notes,
+        classes_are_declared=listing.declared,
     )
 
 
-def list_images(folder: Path) -> Listing:
+def list_images(folder: Path, classes: Sequence[str] | None = None) -> Listing:
     """What ``manifest.csv`` lists; else Tiny ImageNet's own layout; else ``train/<class>/*.png``."""
     if (folder / "manifest.csv").is_file():
-        listing = read_manifest(folder)
+        listing = read_manifest(folder, classes)
     elif (folder / "wnids.txt").is_file():
         listing = _list_tiny_imagenet(folder)
     else:
-        listing = list_folder(folder)
+        listing = list_folder(folder, classes)
     return listing.check(str(folder))
 
 
 def _list_tiny_imagenet(folder: Path) -> Listing:
     """Its labelled val images become ``test``: the labels of its true test images are not public."""
-    classes = tuple((folder / "wnids.txt").read_text().split())
+    classes = tuple(_read_ascii(folder / "wnids.txt").split())
     numbers = {name: number for number, name in enumerate(classes)}
     entries = []
     for class_name in classes:
@@ -79,7 +87,7 @@ def _list_tiny_imagenet(folder: Path) -> Listing:
         for path in image_files(images):
             entries.append(_entry(folder, path, "train", numbers[class_name]))
     annotations = folder / "val" / "val_annotations.txt"
-    lines = annotations.read_text().splitlines() if annotations.is_file() else []
+    lines = _read_ascii(annotations).splitlines() if annotations.is_file() else []
     for line, text in enumerate(lines, start=1):
         fields = text.split("\t")
         if len(fields) < 2 or fields[1] not in numbers or "/" in fields[0]:
@@ -90,6 +98,17 @@ def _list_tiny_imagenet(folder: Path) -> Listing:
             )
         entries.append(_entry(folder, folder / "val" / "images" / fields[0], "test", numbers[fields[1]]))
     return Listing(tuple(entries), classes)
+
+
+def _read_ascii(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            "bad-classes",
+            f"{path}: it cannot be read as plain text.",
+            fix="Get the data again: sfumato data get tiny-imagenet",
+        ) from error
 
 
 def _entry(folder: Path, path: Path, split: str, label: int) -> Entry:
@@ -103,26 +122,24 @@ def _take(images: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return images[rows]
 
 
-def _choose_shape(
-    headers: Sequence[Header], image_size: int | None, channels: int | None
-) -> tuple[int, int, tuple[str, ...]]:
-    """Size and channels: as asked, else what all files share, else the public default."""
-    notes = []
-    if image_size is None:
-        sizes = {(header.width, header.height) for header in headers}
-        width, height = next(iter(sizes))
-        if len(sizes) == 1 and width == height and width <= NATIVE_SIZE_LIMIT:
-            image_size = width
-        else:
-            image_size = DEFAULT_SIZE
-            what = f"{width}x{height}" if len(sizes) == 1 else f"{len(sizes)} different sizes"
-            notes.append(f"Images of {what} become {DEFAULT_SIZE}x{DEFAULT_SIZE}, the fixed default.")
-    if channels is None:
-        num_grey = sum(header.grey for header in headers)
-        channels = 1 if num_grey == len(headers) else 3
-        if 0 < num_grey < len(headers):
-            notes.append("Some files are greyscale and some colour: all become colour.")
-    return image_size, channels, tuple(notes)
+def _suggestions(headers: Sequence[Header], image_size: int | None, channels: int | None) -> tuple[str, ...]:
+    """What all files share where a fixed default stands instead; for the eyes of whoever has the files."""
+    sizes = {(header.width, header.height) for header in headers}
+    shared, settings = [], []
+    width, height = next(iter(sizes))
+    if image_size is None and len(sizes) == 1 and (width, height) != (DEFAULT_SIZE, DEFAULT_SIZE):
+        shared.append(f"of {width}x{height} pixels")
+        settings.append(f"data.image_size={min(width, height)}")
+    if channels is None and all(header.grey for header in headers):
+        shared.append("grey")
+        settings.append("data.channels=1")
+    if not shared:
+        return ()
+    return (
+        f"sensitive: all files are {' and '.join(shared)}. Where nothing is set they become {DEFAULT_SIZE} "
+        f"px in {DEFAULT_CHANNELS} channels, so that no single image decides it. If that is publicly known, "
+        f"set {' and '.join(settings)}.",
+    )
 
 
 def _number_patients(entries: Sequence[Entry]) -> tuple[tuple[str, ...] | None, torch.Tensor | None]:

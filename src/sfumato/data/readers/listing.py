@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 from sfumato.data.readers.decode import EXTENSIONS
+from sfumato.data.readers.patients import find_patients
 from sfumato.errors import ConfigError, DataError
 
 SPLITS = ("train", "val", "test")
@@ -35,9 +35,27 @@ class Listing:
 
     entries: tuple[Entry, ...]
     classes: tuple[str, ...]
+    declared: bool = False  # the classes were listed beforehand, and not found among the images
 
     def check(self, name: str) -> Listing:
-        """Refuse a class without training images, and a class that only val or test have."""
+        """Refuse a class without training images, and a class that only val or test have.
+
+        Not so for declared classes: whether one of them has images must decide nothing.
+        """
+        if not self.declared:
+            self._check_trained(name)
+        if len(self.classes) < 2:
+            raise DataError(
+                "one-class",
+                f"{name}: there is only the class {self.classes[0]!r}.",
+                why="Classification needs at least two classes.",
+                fix="Put each class into a folder of its own: train/<class>/*.png.",
+            )
+        if not any(entry.split == "train" for entry in self.entries):
+            raise DataError("no-images", f"{name}: there are no training images.", fix="Add some to train/.")
+        return self
+
+    def _check_trained(self, name: str) -> None:
         trained = {entry.label for entry in self.entries if entry.split == "train"}
         for entry in self.entries:
             if entry.label not in trained:
@@ -50,14 +68,6 @@ class Listing:
         for number, class_name in enumerate(self.classes):
             if number not in trained:
                 raise empty_class(name, class_name)
-        if len(self.classes) < 2:
-            raise DataError(
-                "one-class",
-                f"{name}: there is only the class {self.classes[0]!r}.",
-                why="Classification needs at least two classes.",
-                fix="Put each class into a folder of its own: train/<class>/*.png.",
-            )
-        return self
 
     def with_patients(self, pattern: str) -> Listing:
         """Patients found in each file's path by a regular expression.
@@ -71,38 +81,20 @@ class Listing:
                 f"the manifest has a patient column, and --patient-from {pattern!r} is given too.",
                 fix="Use one of the two.",
             )
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(
-                "bad-pattern",
-                f"--patient-from {pattern!r} is not a regular expression: {error}.",
-                fix="Try one that marks the patient, e.g. '(person\\d+)_'.",
-            ) from error
-        return replace(
-            self, entries=tuple(replace(entry, patient=_patient(compiled, entry)) for entry in self.entries)
-        )
+        found = find_patients(pattern, [entry.relative for entry in self.entries])
+        for entry, patient in zip(self.entries, found, strict=True):
+            if not patient:
+                raise DataError(
+                    "missing-patient",
+                    f"{entry.where}: --patient-from {pattern!r} finds no patient in {entry.relative!r}.",
+                    why="A patient-level guarantee needs every image's patient.",
+                    fix="Widen the expression, e.g. with | for a second way of naming files.",
+                )
+        pairs = zip(self.entries, found, strict=True)
+        return replace(self, entries=tuple(replace(entry, patient=patient) for entry, patient in pairs))
 
 
-def _patient(pattern: re.Pattern[str], entry: Entry) -> str:
-    match = pattern.search(entry.relative)
-    if match is None:
-        found = None
-    elif "patient" in pattern.groupindex:
-        found = match["patient"]
-    else:
-        found = "/".join(group for group in match.groups() if group) if pattern.groups else match[0]
-    if not found:
-        raise DataError(
-            "missing-patient",
-            f"{entry.where}: --patient-from {pattern.pattern!r} finds no patient in {entry.relative!r}.",
-            why="A patient-level guarantee needs every image's patient.",
-            fix="Widen the expression, e.g. with | for a second way of naming files.",
-        )
-    return found
-
-
-def list_folder(folder: Path) -> Listing:
+def list_folder(folder: Path, classes: Sequence[str] | None = None) -> Listing:
     """``train/<class>/**``, optional ``val/`` and ``test/``; or class folders directly, all for training."""
     splits = {split: folder / split for split in SPLITS if (folder / split).is_dir()}
     if splits and "train" not in splits:
@@ -121,26 +113,38 @@ def list_folder(folder: Path) -> Listing:
             why="DATA is a folder with train/<class>/*.png, or one with manifest.csv.",
             fix="Put each class into a folder of its own, or write a manifest.csv.",
         )
-    classes = read_classes(folder) or sorted_classes(found["train"])
+    declared = declared_classes(folder, classes)
+    classes = declared or sorted_classes(found["train"])
     if not classes:
         raise empty_class(str(folder), "train")
     entries = []
     for split, by_class in found.items():
         for name, paths in by_class.items():
             if name not in classes:
-                raise DataError(
-                    "class-not-in-train",
-                    f"{roots[split] / name}: class {name!r} is not one of {', '.join(classes)}.",
-                    why="The classes are the folders in train/ (or the lines of classes.txt).",
-                    fix="Rename the folder, or add training images of the class.",
-                )
-            if not paths and split == "train":
+                raise _not_a_class(roots[split] / name, classes, declared=declared is not None)
+            if not paths and split == "train" and declared is None:
                 raise empty_class(str(folder), name)
             label = classes.index(name)
             for path in paths:
                 relative = path.relative_to(folder).as_posix()
                 entries.append(Entry(path, relative, split, label, None, str(path)))
-    return Listing(tuple(entries), classes)
+    return Listing(tuple(entries), classes, declared is not None)
+
+
+def _not_a_class(folder: Path, classes: Sequence[str], *, declared: bool) -> DataError:
+    if declared:
+        return DataError(
+            "label-out-of-range",
+            f"{folder}: class {folder.name!r} is not one of the declared classes, {', '.join(classes)}.",
+            why="The list was declared beforehand; images cannot add to it.",
+            fix="Rename or remove the folder, or declare the class in data.classes or classes.txt.",
+        )
+    return DataError(
+        "class-not-in-train",
+        f"{folder}: class {folder.name!r} is not one of {', '.join(classes)}.",
+        why="The classes are the folders in train/.",
+        fix="Rename the folder, or add training images of the class.",
+    )
 
 
 def _by_class(root: Path) -> dict[str, list[Path]]:
@@ -196,27 +200,50 @@ def _unreadable(error: OSError) -> NoReturn:
     ) from error
 
 
-def read_classes(folder: Path) -> tuple[str, ...] | None:
-    """The public class names in ``classes.txt``, one per line, if there is such a file."""
+def declared_classes(folder: Path, given: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The public class names in order: ``given``, or the lines of ``classes.txt``; None if there are none."""
     file = folder / "classes.txt"
-    if not file.is_file():
-        return None
-    names = tuple(line.strip() for line in file.read_text("utf-8-sig").splitlines() if line.strip())
-    if len(set(names)) != len(names) or not names:
-        raise DataError(
-            "bad-classes",
-            f"{file}: it is empty or names a class twice.",
-            fix="Write each class on a line of its own, once.",
-        )
+    written = None
+    if file.is_file():
+        try:
+            lines = file.read_text("utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise _bad_classes(file, "it cannot be read as UTF-8") from error
+        written = _distinct(tuple(line.strip() for line in lines if line.strip()), file)
+    if given is None:
+        return written
+    named = _distinct(tuple(given), "data.classes")
+    if written is not None and written != named:
+        raise _bad_classes(file, "it lists other classes than data.classes, or in another order")
+    return named
+
+
+def _distinct(names: tuple[str, ...], where: object) -> tuple[str, ...]:
+    if len(set(names)) != len(names) or not all(names) or not names:
+        raise _bad_classes(where, "it is empty or names a class twice")
     return names
+
+
+def _bad_classes(where: object, what: str) -> DataError:
+    return DataError(
+        "bad-classes", f"{where}: {what}.", fix="Name each class once; in classes.txt, one a line."
+    )
 
 
 def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
     """Class names in order: by number if all are whole numbers, else alphabetically."""
     unique = set(names)
-    if all(name.isdigit() for name in unique):
-        return tuple(sorted(unique, key=lambda name: (int(name), name)))
+    for name in unique:
+        if any("\ud800" <= letter <= "\udfff" for letter in name):  # how Python keeps bytes that are no text
+            raise _bad_classes(repr(name), "the folder's name is not UTF-8 and cannot be published")
+    if all(whole_number(name) is not None for name in unique):
+        return tuple(sorted(unique, key=lambda name: (whole_number(name), name)))
     return tuple(sorted(unique))
+
+
+def whole_number(text: str) -> int | None:
+    """The number that ``text`` writes in at most 18 plain digits; None for all else, such as ``²``."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def empty_class(where: str, name: str) -> DataError:

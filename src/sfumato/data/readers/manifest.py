@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from sfumato.data.readers.listing import SPLITS, Entry, Listing, read_classes, sorted_classes
+from sfumato.data.readers.listing import (
+    SPLITS,
+    Entry,
+    Listing,
+    declared_classes,
+    sorted_classes,
+    whole_number,
+)
 from sfumato.errors import DataError, did_you_mean
 
 COLUMNS = ("path", "label", "patient", "split")
 
 
-def read_manifest(folder: Path) -> Listing:
+def read_manifest(folder: Path, classes: Sequence[str] | None = None) -> Listing:
     """The images that ``folder/manifest.csv`` lists. Every complaint names the file and line."""
     file = folder / "manifest.csv"
     rows = _read_rows(file)
-    declared = read_classes(folder)
+    declared = declared_classes(folder, classes)
     classes = declared or sorted_classes(row["label"] for _, row in rows)
     numbers = {name: number for number, name in enumerate(classes)}
+    by_line = (folder / "classes.txt").is_file()  # only there does a number mean a line
     entries, seen = [], {}
     for line, row in rows:
         where = f"{file}, line {line}"
@@ -31,7 +40,7 @@ def read_manifest(folder: Path) -> Listing:
                 fix="Keep one of the two rows.",
             )
         seen[path] = line
-        label = _label(row["label"], numbers, where, declared is not None)
+        label = _label(row["label"], numbers, where, declared=declared is not None, by_line=by_line)
         split = row.get("split", "train")
         if split not in SPLITS:
             raise DataError(
@@ -47,7 +56,7 @@ def read_manifest(folder: Path) -> Listing:
                 fix="Fill it in, or leave the whole column out.",
             )
         entries.append(Entry(folder / path, path, split, label, row.get("patient"), where))
-    return Listing(tuple(entries), classes)
+    return Listing(tuple(entries), classes, declared is not None)
 
 
 def _read_rows(file: Path) -> list[tuple[int, dict[str, str]]]:
@@ -117,18 +126,19 @@ def _inside(path: str, where: str) -> str:
     return str(plain)
 
 
-def _label(label: str, numbers: dict[str, int], where: str, declared: bool) -> int:
+def _label(label: str, numbers: dict[str, int], where: str, *, declared: bool, by_line: bool) -> int:
     if label in numbers and label:
         return numbers[label]
-    if declared and label.lstrip("-").isdigit() and 0 <= int(label) < len(numbers):
-        return int(label)
+    number = whole_number(label)
+    if by_line and number is not None and number < len(numbers):
+        return number
     raise DataError(
         "label-out-of-range",
-        f"{where}: label {label!r} is not one of the {len(numbers)} classes in classes.txt."
+        f"{where}: label {label!r} is not one of the {len(numbers)} declared classes."
         if declared
         else f"{where}: the label is empty.",
         why="Each image needs exactly one known class.",
-        fix="Correct the label, or add the class to classes.txt.",
+        fix="Correct the label, or add the class to data.classes or classes.txt.",
     )
 
 
