@@ -54,7 +54,7 @@ def line_chart(
                 for x, y in line.points
             ]
     label = f"{y_label} against {x_label}"
-    return _svg(_WIDTH, _HEIGHT, label, parts) + _legend([line.name for line in series])
+    return _svg(_WIDTH, _HEIGHT, label, parts, css="lines") + _legend([line.name for line in series])
 
 
 def bar_chart(values: Sequence[tuple[str, float | None]], *, label: str) -> Markup:
@@ -79,17 +79,17 @@ def bar_chart(values: Sequence[tuple[str, float | None]], *, label: str) -> Mark
 
 def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> Markup:
     """True classes down, predicted ones across; each row's shades are shares of that true class."""
-    count = len(classes)
-    margin = _label_width(classes) if count <= 30 else 12
-    slant = margin * 0.35 if count <= 30 else 12  # the last slanted name needs room on its right
-    cell = max(3.0, min(44.0, (_WIDTH - margin - slant) / count))
-    side = cell * count
+    named = len(classes) <= 30
+    margin = _label_width(classes) if named else 12
+    top = 12 + 0.77 * margin if named else 12  # names across are slanted by 50 degrees
+    slant = margin * 0.42 if named else 12  # the last slanted name needs room on its right
+    cell = max(3.0, min(44.0, (_WIDTH - margin - slant) / len(classes)))
     parts = []
     for row, counts in enumerate(matrix):
         total = sum(counts)
         for column, number in enumerate(counts):
             share = number / total if total else 0.0
-            x, y = margin + column * cell, margin + row * cell
+            x, y = margin + column * cell, top + row * cell
             title = f"{classes[row]} taken for {classes[column]}: {number} of {total}"
             parts.append(
                 _tag(
@@ -103,36 +103,28 @@ def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> 
                     fill_opacity=f"{_shade(share):.3f}",
                 )
             )
-            if cell >= 22 and number:
-                parts.append(_figure_in_cell(number, x + cell / 2, y + cell / 2 + 4, cell, _shade(share)))
-    if cell >= 12:
-        for index, name in enumerate(classes):
-            middle = margin + index * cell + cell / 2
-            slanted = f"translate({middle + 4:.1f},{margin - 6}) rotate(-50)"
-            title = _tag("title", name)
-            parts += [
-                _tag(
-                    "text",
-                    _short(name),
-                    title,
-                    class_="name",
-                    x=margin - 6,
-                    y=f"{middle + 4:.1f}",
-                    text_anchor="end",
-                ),
-                _tag("text", _short(name), title, class_="name", transform=slanted),
-            ]
+            if number:
+                parts += _figure_in_cell(number, x + cell / 2, y + cell / 2 + 4, cell, _shade(share))
+    for index, name in enumerate(classes if named else ()):
+        middle = index * cell + cell / 2
+        title, place = _tag("title", name), {"x": margin - 6, "y": f"{top + middle + 4:.1f}"}
+        slanted = f"translate({margin + middle + 4:.1f},{top - 6:.1f}) rotate(-50)"
+        parts += [
+            _tag("text", _short(name), title, class_="name", text_anchor="end", **place),
+            _tag("text", _short(name), title, class_="name", transform=slanted),
+        ]
+    side = cell * len(classes)
     label = "confusion matrix: true classes down, predicted across"
-    return _svg(max(_WIDTH, margin + side + slant), margin + side + 4, label, parts, css="confusion")
+    return _svg(max(_WIDTH, margin + side + slant), top + side + 4, label, parts, css="confusion")
 
 
-def _figure_in_cell(number: int, x: float, y: float, cell: float, shade: float) -> Markup:
-    """A count, in smaller letters where it would not fit its cell."""
-    tone = "light" if shade > 0.55 else "dark"
+def _figure_in_cell(number: int, x: float, y: float, cell: float, shade: float) -> list[Markup]:
+    """A count in its cell: in small letters if it needs them, not at all if they do not help."""
     digits = len(str(number))
-    size = {"font_size": f"{(cell - 4) / (0.6 * digits):.1f}"} if digits * 7 > cell - 4 else {}
-    css = f"count {tone}" + (" small" if size else "")
-    return _tag("text", number, class_=css, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor="middle", **size)
+    if cell < 22 or 6 * digits > cell:
+        return []
+    css = f"count {'light' if shade > 0.55 else 'dark'}{' small' if 8 * digits > cell else ''}"
+    return [_tag("text", number, class_=css, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor="middle")]
 
 
 @dataclass(frozen=True)
@@ -169,15 +161,15 @@ def _axes(
         parts.append(_tag("text", f"{tick:,g}", class_="tick", x=x, y=floor + 18, text_anchor="middle"))
     parts.append(_tag("line", class_="axis", x1=_LEFT, x2=right, y1=floor, y2=floor))
     middle, half = (_LEFT + right) / 2, (_TOP + floor) / 2
-    upright = f"translate(13,{half}) rotate(-90)"
+    upright = f"translate(13,{half})" + (" rotate(-90)" if len(y_label) > 1 else "")
     parts.append(_tag("text", x_label, class_="label", x=middle, y=_HEIGHT - 6, text_anchor="middle"))
     parts.append(_tag("text", y_label, class_="label", transform=upright, text_anchor="middle"))
     return parts
 
 
-def _svg(width: float, height: float, label: str, parts: Sequence[Markup], *, css: str = "") -> Markup:
+def _svg(width: float, height: float, label: str, parts: Sequence[Markup], *, css: str = "figures") -> Markup:
     box = f"0 0 {width:.0f} {height:.0f}"
-    return _tag("svg", *parts, class_=f"chart {css}".strip(), viewBox=box, role="img", aria_label=label)
+    return _tag("svg", *parts, class_=f"chart {css}", viewBox=box, role="img", aria_label=label)
 
 
 def _legend(names: Sequence[str]) -> Markup:
