@@ -197,10 +197,9 @@ class Recipe:
 def recipe_from_toml(text: str, *, origin: str = "recipe") -> Recipe:
     """Parse a recipe; ``origin`` is the file name that errors show."""
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return from_table(Recipe, tomllib.loads(text), origin=origin)
+    except (ValueError, OverflowError, RecursionError) as error:  # also numbers and levels beyond all bounds
         raise ConfigError("bad-toml", f"{origin}: {error}", fix="mend the TOML at that place") from error
-    return from_table(Recipe, table, origin=origin)
 
 
 def recipe_to_toml(recipe: Recipe) -> str:

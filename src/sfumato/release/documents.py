@@ -11,7 +11,8 @@ from sfumato.data.readers.decode import Fit
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 NonNegative = Annotated[float, Meta(ge=0)]
-Side = Annotated[int, Meta(ge=1, le=4096)]
+Side = Annotated[int, Meta(ge=1, le=1024)]  # what data can be resized to
+Channels = Annotated[int, Meta(ge=1, le=16)]
 Split = Literal["train", "val", "test"]
 # Constants far outside would only carry pixels beyond all numbers.
 Shift = Annotated[float, Meta(ge=-1e6, le=1e6)]
@@ -32,7 +33,7 @@ class Config(TypedDict):
     model: ModelDescription
     classes: Annotated[list[str], Meta(min_length=1)]
     image_size: Side
-    channels: Side
+    channels: Channels
     mean: Annotated[list[Shift], Meta(min_length=1)]
     std: Annotated[list[Scale], Meta(min_length=1)]
     fit: Fit

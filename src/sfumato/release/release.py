@@ -110,8 +110,8 @@ class ReleasedModel:
             raise DataError(
                 "wrong-images",
                 f"this model takes images of {channels} channels",
-                why="Image files are read as grey or as colour.",
-                fix="Give a uint8 tensor (N, C, H, W) instead of file names.",
+                why="Image files are grey or colour: 1 channel or 3.",
+                fix="Give a tensor of uint8 images instead.",
             )
         arrays = [decode_image(Path(file), image_size=size, channels=channels, fit=fit) for file in files]
         return torch.from_numpy(np.stack(arrays)) if arrays else torch.zeros(0, channels, size, size).byte()
@@ -183,6 +183,8 @@ def read_description(folder: Path) -> tuple[Config, Privacy]:
         config = read_json(folder / CONFIG, Config)
         if config["format"] != FORMAT:
             raise ValueError(f"its format is {config['format']}, this version reads {FORMAT}")
+        if {"name", "num_classes", "in_channels"} & config["model"]["options"].keys():
+            raise ValueError("it says twice which model it describes")
         check_normalisation(config["mean"], config["std"], channels=config["channels"])
         name = PRIVACY
         privacy = read_json(folder / PRIVACY, Privacy)

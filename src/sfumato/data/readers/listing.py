@@ -201,7 +201,13 @@ def read_classes(folder: Path) -> tuple[str, ...] | None:
     file = folder / "classes.txt"
     if not file.is_file():
         return None
-    names = tuple(line.strip() for line in file.read_text("utf-8-sig").splitlines() if line.strip())
+    try:
+        text = file.read_text("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            "bad-classes", f"{file}: it cannot be read: {error}.", fix="Write it in UTF-8, one class a line."
+        ) from error
+    names = tuple(line.strip() for line in text.splitlines() if line.strip())
     if len(set(names)) != len(names) or not names:
         raise DataError(
             "bad-classes",
@@ -214,9 +220,14 @@ def read_classes(folder: Path) -> tuple[str, ...] | None:
 def sorted_classes(names: Iterable[str]) -> tuple[str, ...]:
     """Class names in order: by number if all are whole numbers, else alphabetically."""
     unique = set(names)
-    if all(name.isdigit() for name in unique):
-        return tuple(sorted(unique, key=lambda name: (int(name), name)))
+    if all(whole_number(name) is not None for name in unique):
+        return tuple(sorted(unique, key=lambda name: (whole_number(name), name)))
     return tuple(sorted(unique))
+
+
+def whole_number(text: str) -> int | None:
+    """The number that ``text`` writes in at most 18 plain digits; None for all else, such as ``²``."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def empty_class(where: str, name: str) -> DataError:

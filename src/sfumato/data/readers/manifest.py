@@ -6,7 +6,7 @@ import csv
 import io
 from pathlib import Path, PurePosixPath
 
-from sfumato.data.readers.listing import SPLITS, Entry, Listing, read_classes, sorted_classes
+from sfumato.data.readers.listing import SPLITS, Entry, Listing, read_classes, sorted_classes, whole_number
 from sfumato.errors import DataError, did_you_mean
 
 COLUMNS = ("path", "label", "patient", "split")
@@ -120,8 +120,9 @@ def _inside(path: str, where: str) -> str:
 def _label(label: str, numbers: dict[str, int], where: str, declared: bool) -> int:
     if label in numbers and label:
         return numbers[label]
-    if declared and label.lstrip("-").isdigit() and 0 <= int(label) < len(numbers):
-        return int(label)
+    number = whole_number(label)
+    if declared and number is not None and number < len(numbers):
+        return number
     raise DataError(
         "label-out-of-range",
         f"{where}: label {label!r} is not one of the {len(numbers)} classes in classes.txt."
