@@ -57,7 +57,8 @@ def only_coded_errors(*, seconds: float = 10.0, gibibytes: float = 1.5) -> Itera
     try:
         yield
     except SfumatoError as error:
-        assert error.code in CODES, f"{error.code} has no section in docs/errors.md"
+        if error.code not in CODES:
+            raise AssertionError(f"{error.code} has no section in docs/errors.md") from error
         str(error).encode("utf-8", "surrogateescape")  # can be shown
     except TooSlow:
         raise AssertionError(f"it took more than {seconds} seconds") from None

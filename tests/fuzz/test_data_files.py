@@ -9,16 +9,17 @@ import lzma
 import shutil
 import tarfile
 import zipfile
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from hostile import damaged, examples, only_coded_errors
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
-from hostile import damaged, examples, only_coded_errors
 from sfumato.data import cache
 from sfumato.data.acquisition.archives import unpack
 from sfumato.data.loading import load_data
@@ -202,7 +203,7 @@ def test_decoded_images(tmp_path, name):
 class Flat(nn.Module):
     """The pixels themselves."""
 
-    described: dict[str, object] = {}
+    described: ClassVar[dict[str, object]] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1)

@@ -6,9 +6,9 @@ import json
 import time
 
 import pytest
+from hostile import JSON_VALUES, damaged, documents, examples, only_coded_errors
 from hypothesis import given
 
-from hostile import JSON_VALUES, damaged, documents, examples, only_coded_errors
 from sfumato.errors import RunError
 
 
