@@ -7,6 +7,7 @@ Only public records are shown. What was computed from private images stays in ``
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -44,6 +45,7 @@ def render(records: Sequence[RunRecord]) -> str:
     return _environment().get_template(template).render(**page, **content)
 
 
+@functools.cache
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (_TEMPLATES / name).read_text(encoding="utf-8")),
