@@ -1,16 +1,22 @@
-"""Files and folders that appear whole or not at all: written under another name, synced, then renamed."""
+"""Files and folders that appear whole or not at all: written under another name, synced, then renamed.
+
+Documents are read with their types checked, whoever wrote them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 from safetensors import SafetensorError
 
 from sfumato.errors import RunError
@@ -21,6 +27,8 @@ except ImportError:  # not on Windows: what killed processes leave there stays u
     fcntl = None
 
 _PREFIX = ".sfumato-unfinished-"
+DOCUMENT_LIMIT = 64 * 2**20  # bytes: metrics of a million steps; what is larger is none of our documents
+Shape = TypeVar("Shape")
 
 
 @contextmanager
@@ -60,6 +68,36 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: object) -> None:
     """Write a JSON document whole or not at all."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_bytes(path: Path) -> bytes:
+    """A document whole. OSError if it cannot be read, ValueError if it is no plain file or far too large."""
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+        raise ValueError(f"{path.name} is not a plain file")
+    with open(path, "rb") as file:
+        data = file.read(DOCUMENT_LIMIT + 1)
+    if len(data) > DOCUMENT_LIMIT:
+        raise ValueError(f"{path.name} is larger than {DOCUMENT_LIMIT:,} bytes")
+    return data
+
+
+def read_json(path: Path, shape: type[Shape]) -> Shape:
+    """The JSON document in a file; see ``parse_json``."""
+    return parse_json(read_bytes(path), shape)
+
+
+def parse_json(data: bytes | str, shape: type[Shape]) -> Shape:
+    """A JSON object whose keys, types and ranges are those of ``shape``, a TypedDict; else ValueError.
+
+    Guarantee: numbers are finite, text is Unicode, and whatever ``shape`` names is of its type. Keys that it
+    does not name are kept unchecked, so that files of later versions can be read.
+    """
+    try:
+        plain = msgspec.json.decode(data)
+        checked = msgspec.convert(plain, shape)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return {**plain, **checked}
 
 
 def sync_folder(folder: Path) -> None:

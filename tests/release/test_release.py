@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import sfumato
 from sfumato.accounting import SampledGaussian
@@ -20,7 +21,7 @@ from sfumato.errors import DataError, ModelError, RunError
 from sfumato.models import efficientnet_lite
 from sfumato.privacy.plan import Plan
 from sfumato.release.card import model_card
-from sfumato.release.release import write_release
+from sfumato.release.release import WEIGHTS, write_release
 from sfumato.run.session import train
 from sfumato.training.evaluation import evaluate
 from small_runs import CLASSES, SmallNet, small_recipe, small_splits
@@ -75,8 +76,6 @@ def test_images_of_another_shape_are_refused_and_files_are_resized(release, tmp_
 
 
 def test_the_released_weights_are_the_averaged_ones(run):
-    from safetensors.torch import load_file
-
     released = load_file(run / "release/model.safetensors")
     state = load_file(run / "state/state.safetensors")
     name = "head.weight"
@@ -139,7 +138,16 @@ def change(path, **values):
         lambda folder: (folder / "privacy.json").write_text("{}"),
         lambda folder: change(folder / "privacy.json", epsilon="small"),
         lambda folder: change(folder / "privacy.json", releasable=None),
+        lambda folder: change(folder / "privacy.json", delta=None),
+        lambda folder: change(folder / "privacy.json", events=None),
+        lambda folder: change(folder / "privacy.json", events=[{"kind": "sampled-gaussian"}]),
+        lambda folder: change(folder / "privacy.json", events=[{"kind": "magic"}]),
+        lambda folder: change(folder / "privacy.json", unit="<b>"),
         lambda folder: change(folder / "config.json", classes=[1, 2, 3]),
+        lambda folder: change(folder / "config.json", image_size=10**9),
+        lambda folder: change(folder / "config.json", mean=[1e308]),
+        lambda folder: change(folder / "config.json", mean=[0.5, 0.5]),
+        lambda folder: change(folder / "config.json", model={"name": "lenet", "options": {"num_classes": 3}}),
         lambda folder: change(folder / "config.json", image_size=-3),
         lambda folder: change(folder / "config.json", mean=["x"]),
         lambda folder: change(folder / "config.json", std=[0.0]),
@@ -155,7 +163,6 @@ def change(path, **values):
         lambda folder: change(folder / "config.json", model={"name": ["resnet9"], "options": {}}),
         lambda folder: change(folder / "config.json", model={"name": "resnet9", "options": {"name": "x"}}),
         lambda folder: change(folder / "config.json", model={"name": "x" * 10**6, "options": {}}),
-        lambda folder: change(folder / "config.json", image_size=10**9),
         lambda folder: change(folder / "config.json", channels=10**9),
         lambda folder: change(folder / "config.json", classes=["c"] * 10**5),
     ],
@@ -168,6 +175,24 @@ def test_a_release_that_does_not_fit_is_refused(release, spoil):
         sfumato.load(release)
     assert caught.value.code == "bad-release"
     assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_weights_beyond_all_numbers_predict_nothing(release, value):
+    weights = load_file(release / "model.safetensors")
+    images = small_splits().test.images[:2]
+    assert len(sfumato.load(release).predict(images)) == 2
+    save_file({**weights, "head.weight": torch.full_like(weights["head.weight"], value)}, release / WEIGHTS)
+    with pytest.raises(ModelError) as caught:
+        sfumato.load(release).predict(images)
+    assert caught.value.code == "bad-release"
+
+
+def test_whole_numbers_are_no_weights(release):
+    weights = load_file(release / "model.safetensors")
+    save_file({**weights, "head.weight": weights["head.weight"].long()}, release / WEIGHTS)
+    with pytest.raises(ModelError, match=r"head\.weight is torch\.int64"):
+        sfumato.load(release)
 
 
 def test_an_unfinished_run_and_a_strange_folder_are_told_apart(run, tmp_path):

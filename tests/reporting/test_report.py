@@ -11,7 +11,8 @@ import pytest
 
 from sfumato.errors import RunError, SfumatoError
 from sfumato.reporting.charts import Series, bar_chart, confusion_chart, line_chart
-from sfumato.reporting.report import read_run, render, write_report
+from sfumato.reporting.records import read_run
+from sfumato.reporting.report import render, write_report
 from sfumato.run.session import train
 from small_runs import small_recipe, small_splits
 

@@ -15,12 +15,14 @@ from sfumato.cli import echo_json
 @click.option("--json", "as_json", is_flag=True, help="Print what the page shows as JSON.")
 def command(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Write report.html for one RUN, or comparison.html for several."""
-    from sfumato.reporting.report import read_run, write_report
+    from sfumato.files import write_text
+    from sfumato.reporting.records import read_run
+    from sfumato.reporting.report import render
 
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
-    write_report(runs, target)
+    records = [read_run(path) for path in runs]
+    write_text(target, render(records))
     if as_json:
-        records = [read_run(path) for path in runs]
         shown = [
             {
                 "name": record.name,
@@ -30,7 +32,7 @@ def command(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
                 "epsilon": record.privacy["epsilon"],
                 "delta": record.privacy["delta"],
                 "unit": record.privacy["unit"],
-                "num_steps": record.privacy["num_steps"],
+                "num_steps": record.privacy.get("num_steps"),
                 "releasable": record.privacy["releasable"],
                 "seconds": record.environment["seconds"],
             }

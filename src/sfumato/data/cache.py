@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,9 +55,7 @@ def decode_all(
             done += len(part)
         return torch.from_numpy(images), ids
     entry = cache_home() / _key(paths, f"{image_size} {channels} {fit}")
-    if not entry.is_dir():
-        write_entry(entry, chunks)
-    return map_entry(entry, shape)
+    return kept_images(entry, shape, lambda: chunks)
 
 
 def _key(paths: Sequence[Path], how: str) -> str:
@@ -69,12 +68,34 @@ def _key(paths: Sequence[Path], how: str) -> str:
     return whole.hexdigest()[:40]
 
 
-def map_entry(entry: Path, shape: tuple[int, ...]) -> tuple[torch.Tensor, np.ndarray]:
-    """Images and content ids of an entry, the images memory-mapped."""
-    ids = np.load(entry / "ids.npy", allow_pickle=False)
-    # "c": pages are private and copied on write, so nothing can change the file through the tensor.
-    images = np.memmap(entry / "images.u8", dtype=np.uint8, mode="c", shape=shape)
-    return torch.from_numpy(images), ids
+def kept_images(
+    entry: Path, shape: tuple[int, ...], compute: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
+) -> tuple[torch.Tensor, np.ndarray]:
+    """The entry's images and content ids; written first if it is not there, anew if it is damaged."""
+    found = map_entry(entry, shape)
+    if found is None:
+        shutil.rmtree(entry, ignore_errors=True)
+        write_entry(entry, compute())
+        found = map_entry(entry, shape)
+    if found is None:
+        with _disk_errors(entry.parent):
+            raise OSError("what was written is not there, or was changed")
+    return found
+
+
+def map_entry(entry: Path, shape: tuple[int, ...]) -> tuple[torch.Tensor, np.ndarray] | None:
+    """Images and content ids of an entry, memory-mapped; None if it is missing, cut off, or another's."""
+    try:
+        # Mapped too: an array that claims to be larger than its file is found before any memory is taken.
+        ids = np.load(entry / "ids.npy", mmap_mode="r", allow_pickle=False)
+        size = (entry / "images.u8").stat().st_size
+        if size != np.prod(shape) or ids.shape != shape[:1] or ids.dtype != np.int64:
+            return None
+        # "c": pages are private and copied on write, so nothing can change the file through the tensor.
+        images = np.memmap(entry / "images.u8", dtype=np.uint8, mode="c", shape=shape)
+        return torch.from_numpy(images), np.array(ids)
+    except Exception:  # whatever NumPy's parser says of bytes that are no array
+        return None
 
 
 def write_entry(entry: Path, chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:

@@ -6,13 +6,13 @@ and textures are. The images are drawn once for each size, and kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from sfumato.data.cache import cache_home, map_entry, write_entry
+from sfumato.data.cache import cache_home, kept_images
 from sfumato.data.fingerprint import image_ids
 from sfumato.data.generated import KINDS, DeadLeaves
 from sfumato.data.images import DataSplits, ImageSet
@@ -36,12 +36,14 @@ def load_generated(
         labels = torch.arange(count) % len(KINDS)
         entry = entry_of(count, image_size=image_size, channels=channels, seed=seed)
         shape = (count, channels, image_size, image_size)
-        if not entry.is_dir():
+
+        def drawn() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             leaves = DeadLeaves(image_size=image_size, channels=channels)
             images = leaves.images_of(labels, seed=seed, on_progress=on_progress)
-            write_entry(entry, iter([(images.numpy(), image_ids(images).numpy())]))
-        images, ids = map_entry(entry, shape)
-        return ImageSet(images, labels, KINDS, name="generated", content_ids=torch.from_numpy(np.array(ids)))
+            yield images.numpy(), image_ids(images).numpy()
+
+        images, ids = kept_images(entry, shape, drawn)
+        return ImageSet(images, labels, KINDS, name="generated", content_ids=torch.from_numpy(ids))
 
     return DataSplits(train=part(num_train, 0), test=part(num_test, _TEST_SEED))
 

@@ -212,7 +212,7 @@ def recipe_from_toml(text: str, *, origin: str = "recipe") -> Recipe:
     """Parse a recipe; ``origin`` is the file name that errors show."""
     try:
         table = tomllib.loads(text)
-    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or numbers and levels beyond all bounds
         raise ConfigError("bad-toml", f"{origin}: {error}", fix="mend the TOML at that place") from error
     return from_table(Recipe, table, origin=origin)
 

@@ -6,13 +6,11 @@ not fit is refused.
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +18,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sfumato.data.readers.decode import Fit, decode_image
+from sfumato.accounting import event_from_dict
+from sfumato.data.augmentation import check_normalisation
+from sfumato.data.readers.decode import decode_image
 from sfumato.errors import ConfigError, DataError, ModelError, RunError
-from sfumato.files import replacing, sync_folder, write_json, write_text
+from sfumato.files import read_json, replacing, sync_folder, write_json, write_text
 from sfumato.models import create_model, find_variant, weight_shapes
+from sfumato.release.documents import Config, Privacy
 from sfumato.training.evaluation import predict_logits
 
 FORMAT = 1
+_FIGURES = (
+    "delta",
+    "neighbouring",
+    "accountant",
+    "noise_multiplier",
+    "clip_norm",
+    "sampling_rate",
+    "num_steps",
+)
+_FIGURES += ("num_examples", "events")  # what stands behind every epsilon
 WEIGHTS, CONFIG, PRIVACY, CARD = "model.safetensors", "config.json", "privacy.json", "README.md"
 
 
@@ -45,8 +56,8 @@ class ReleasedModel:
 
     model: nn.Module
     classes: tuple[str, ...]
-    privacy: dict[str, Any]
-    config: dict[str, Any]
+    privacy: Privacy
+    config: Config
 
     def logits(self, images: Tensor, *, batch_size: int = 256) -> Tensor:
         """Logits (N, classes) of uint8 images (N, C, H, W) of the model's size."""
@@ -59,18 +70,34 @@ class ReleasedModel:
                 fix="Give file names, and they are decoded and resized; or convert the tensor.",
             )
         mean, std = tuple(self.config["mean"]), tuple(self.config["std"])
-        return predict_logits(self.model, images, mean=mean, std=std, batch_size=batch_size)
+        rows = min(batch_size, self._rows_at_once)
+        try:
+            found = predict_logits(self.model, images, mean=mean, std=std, batch_size=rows)
+        except RuntimeError as error:  # a network whose layers do not meet at this size
+            raise _unusable(f"it cannot take images of {channels} x {size} x {size}: {error}") from error
+        if found.shape != (len(images), len(self.classes)) or not found.isfinite().all():
+            raise _unusable(f"its output is not a finite number for each of the {len(self.classes)} classes")
+        return found
 
     def predict(self, images: Tensor | np.ndarray | Sequence[str | Path]) -> list[Prediction]:
         """Classify image files, or uint8 images (N, C, H, W)."""
         if isinstance(images, np.ndarray):
             images = torch.from_numpy(images)
-        if not isinstance(images, Tensor):
-            images = self.decode(images)
         if not len(images):
             return []
-        chances = self.logits(images).softmax(1)
-        best = chances.max(1)
+        if isinstance(images, Tensor):
+            return self._best(images)
+        step = self._rows_at_once  # files piece by piece: decoded, all of them may not fit in memory
+        pieces = (self.decode(images[start : start + step]) for start in range(0, len(images), step))
+        return [prediction for piece in pieces for prediction in self._best(piece)]
+
+    @property
+    def _rows_at_once(self) -> int:
+        """Images that are decoded and classified together: 256 of 224 pixels, fewer of larger ones."""
+        return max(1, min(256, 256 * 224**2 // self.config["image_size"] ** 2))
+
+    def _best(self, images: Tensor) -> list[Prediction]:
+        best = self.logits(images).softmax(1).max(1)
         return [
             Prediction(label=self.classes[index], probability=chance, index=index)
             for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
@@ -129,6 +156,7 @@ def load(path: str | Path, *, model: nn.Module | None = None) -> ReleasedModel:
     weights, config, privacy = read_release(folder)
     try:
         network = model if model is not None else build_model(config, weights)
+        _check_numbers(weights, network, folder)
         network.load_state_dict(weights)
     except ConfigError as error:  # a name or option that this version does not have
         raise _bad_release(folder, f"{CONFIG} describes no model: {error.what}") from error
@@ -139,7 +167,7 @@ def load(path: str | Path, *, model: nn.Module | None = None) -> ReleasedModel:
     )
 
 
-def read_release(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+def read_release(folder: Path) -> tuple[dict[str, Tensor], Config, Privacy]:
     """Weights, config and privacy of a release folder, as they are stored."""
     config, privacy = read_description(folder)
     try:
@@ -148,11 +176,22 @@ def read_release(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[
         raise _bad_release(folder, f"{WEIGHTS} cannot be read: {error}") from error
 
 
-def read_description(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_description(folder: Path) -> tuple[Config, Privacy]:
     """Config and privacy of a release folder, checked: whoever reads them finds every key that is shown."""
-    config, privacy = _read_json(folder / CONFIG), _read_json(folder / PRIVACY)
-    _check_config(config, folder)
-    _check_privacy(privacy, folder)
+    name = CONFIG
+    try:
+        config = read_json(folder / CONFIG, Config)
+        if config["format"] != FORMAT:
+            raise ValueError(f"its format is {config['format']}, this version reads {FORMAT}")
+        if {"name", "num_classes", "in_channels"} & config["model"]["options"].keys():
+            raise ValueError("it says twice which model it describes")
+        check_normalisation(config["mean"], config["std"], channels=config["channels"])
+        name = PRIVACY
+        privacy = read_json(folder / PRIVACY, Privacy)
+        _check_guarantee(privacy)
+    except (OSError, ValueError, ConfigError) as error:
+        what = error.what if isinstance(error, ConfigError) else error
+        raise _bad_release(folder, f"{name} cannot be used: {what}") from error
     return config, privacy
 
 
@@ -193,78 +232,30 @@ def build_model(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.
     return create_model(described["name"], **options)
 
 
-def _is_size(value: object) -> bool:
-    return type(value) is int and 1 <= value <= 1024  # what data can be resized to
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _are_numbers(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(map(_is_number, value))
-
-
-def _are_names(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(isinstance(name, str) for name in value)
-
-
-def _is_model(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and "name" in value
-        and isinstance(value["name"], str | None)
-        and isinstance(value.get("options"), dict)
-        and not {"name", "num_classes", "in_channels"} & value["options"].keys()
-    )
-
-
-def _are_channels(value: object) -> bool:
-    return type(value) is int and 1 <= value <= 16
-
-
-_CONFIG_CHECKS: dict[str, Callable[[object], bool]] = {
-    "model": _is_model,
-    "classes": _are_names,
-    "image_size": _is_size,
-    "channels": _are_channels,
-    "mean": _are_numbers,
-    "std": lambda value: _are_numbers(value) and min(value) > 0,
-    "fit": lambda value: value in get_args(Fit),
-    "data": lambda value: isinstance(value, str),
-}
-_PRIVACY_CHECKS: dict[str, Callable[[object], bool]] = {
-    "epsilon": lambda value: value is None or _is_number(value),
-    "delta": lambda value: value is None or _is_number(value),
-    "unit": lambda value: isinstance(value, str),
-    "releasable": lambda value: isinstance(value, bool),
-    "statement": lambda value: isinstance(value, str),
-}
-
-
-def _check_config(config: Mapping[str, Any], folder: Path) -> None:
-    if config.get("format") != FORMAT:
-        raise _bad_release(folder, f"its format is {config.get('format')!r}, this version reads {FORMAT}")
-    for key, usable in _CONFIG_CHECKS.items():
-        if not usable(config.get(key)):
-            raise _bad_release(folder, f"{CONFIG} has no usable {key}")
-
-
-def _check_privacy(privacy: Mapping[str, Any], folder: Path) -> None:
-    """Refuse a guarantee that cannot be read: a model without one must say so."""
-    for key, usable in _PRIVACY_CHECKS.items():
-        if key not in privacy or not usable(privacy[key]):
-            raise _bad_release(folder, f"{PRIVACY} has no usable {key}")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def _check_guarantee(privacy: Privacy) -> None:
+    """Refuse a guarantee without the figures behind it: a model that has none must say so."""
+    if privacy["epsilon"] is None:
+        return
+    missing = [key for key in _FIGURES if privacy.get(key) is None]
+    if missing:
+        raise ValueError(f"it states epsilon without {missing[0]}")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _bad_release(path.parent, f"{path.name} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise _bad_release(path.parent, f"{path.name} is not a JSON object")
-    return value
+        for event in privacy["events"]:
+            event_from_dict(event)
+    except (ConfigError, KeyError, TypeError) as error:
+        raise ValueError(f"an event cannot be read: {error}") from error
+
+
+def _check_numbers(weights: Mapping[str, Tensor], network: nn.Module, folder: Path) -> None:
+    """Refuse whole or complex numbers for real weights, which PyTorch would convert without a word."""
+    for name, value in network.state_dict().items():
+        found = weights.get(name)
+        if found is not None and found.is_floating_point() != value.is_floating_point():
+            raise _bad_release(folder, f"{WEIGHTS} does not fit: {name} is {found.dtype}, not {value.dtype}")
+
+
+def _unusable(what: str) -> ModelError:
+    return ModelError("bad-release", f"the model cannot be used: {what}", fix="Ask whoever made the release.")
 
 
 def _bad_release(folder: Path, what: str) -> ModelError:

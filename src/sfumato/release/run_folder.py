@@ -17,7 +17,7 @@ from typing import Any
 
 from sfumato.data import KNOWN_SETS
 from sfumato.errors import RunError
-from sfumato.files import write_text
+from sfumato.files import read_bytes, write_text
 from sfumato.recipes.recipe import Recipe, differences, list_recipes, recipe_from_toml
 
 STATE_FILE = "state.safetensors"
@@ -75,13 +75,20 @@ class RunFolder:
     def stored_recipe(self) -> Recipe:
         """The recipe this run was started with."""
         try:
-            return recipe_from_toml(self.recipe.read_text(encoding="utf-8"), origin=str(self.recipe))
+            text = read_bytes(self.recipe).decode("utf-8")
+        except ValueError as error:
+            raise RunError(
+                "damaged-run",
+                f"{self.recipe} cannot be read: {error}",
+                fix="Restore the file, or start anew with another --out.",
+            ) from error
         except OSError as error:
             raise RunError(
                 "no-run",
                 f"{self.path} holds no run that could be resumed",
                 fix="Check --out, or leave out --resume to start there.",
             ) from error
+        return recipe_from_toml(text, origin=str(self.recipe))
 
     def check_usable(self, recipe: Recipe, *, resume: bool) -> None:
         """Refuse to overwrite a run, to resume none, or to resume under a changed recipe."""

@@ -1,14 +1,21 @@
-"""Charts as inline SVG that follow the page's colours, in light, dark and print."""
+"""Charts as inline SVG that follow the page's colours, in light, dark and print.
+
+All markup is written by ``_tag``, which escapes every text and attribute: names may come from a stranger.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
+from markupsafe import Markup, escape
+
+MOST_CLASSES = 200  # a confusion matrix has a rectangle for each pair
 _WIDTH, _HEIGHT = 520, 290  # about the size on the page, so that letters keep theirs
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 14, 14, 46
+_LETTER = 7.2  # mean width of a letter of a name
+_LONGEST = 26  # letters of a name that are shown; all of them are in its tooltip
 
 
 @dataclass(frozen=True)
@@ -21,30 +28,36 @@ class Series:
 
 def line_chart(
     series: Sequence[Series], *, x_label: str, y_label: str, percent: bool = False, markers: bool = False
-) -> str:
+) -> Markup:
     """Lines over a common grid that starts at zero."""
     points = [point for line in series for point in line.points]
     if not points:
-        return '<p class="empty">Nothing to draw yet.</p>'
+        return _tag("p", "Nothing to draw yet.", class_="empty")
     x_ticks = _ticks(0.0, max(x for x, _ in points))
     y_ticks = _ticks(0.0, 1.0 if percent else max(y for _, y in points))
     across = _Scale(0.0, max(x_ticks[-1], max(x for x, _ in points)), _LEFT, _WIDTH - _RIGHT)
     up = _Scale(0.0, y_ticks[-1], _HEIGHT - _BOTTOM, _TOP)
-    parts = [_axes(x_ticks, y_ticks, across, up, x_label=x_label, y_label=y_label, percent=percent)]
+    parts = _axes(x_ticks, y_ticks, across, up, x_label=x_label, y_label=y_label, percent=percent)
     for number, line in enumerate(series):
         path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line.points)
-        parts.append(f'<polyline class="line s{number % 6}" points="{path}"/>')
+        parts.append(_tag("polyline", class_=f"line s{number % 6}", points=path))
         if markers:
             parts += [
-                f'<circle class="dot s{number % 6}" cx="{across(x):.1f}" cy="{up(y):.1f}" r="3.5">'
-                f"<title>{escape(line.name)}: {_number(y, percent)} at {x:g}</title></circle>"
+                _tag(
+                    "circle",
+                    _tag("title", f"{line.name}: {_number(y, percent)} at {x:g}"),
+                    class_=f"dot s{number % 6}",
+                    cx=f"{across(x):.1f}",
+                    cy=f"{up(y):.1f}",
+                    r=3.5,
+                )
                 for x, y in line.points
             ]
     label = f"{y_label} against {x_label}"
-    return _svg(_WIDTH, _HEIGHT, label, "".join(parts)) + _legend([line.name for line in series])
+    return _svg(_WIDTH, _HEIGHT, label, parts, css="lines") + _legend([line.name for line in series])
 
 
-def bar_chart(values: Sequence[tuple[str, float | None]], *, label: str) -> str:
+def bar_chart(values: Sequence[tuple[str, float | None]], *, label: str) -> Markup:
     """Horizontal bars of shares between 0 and 1, each with its figure."""
     row = 34 if len(values) <= 12 else 24
     name_width = _label_width([name for name, _ in values])
@@ -52,55 +65,66 @@ def bar_chart(values: Sequence[tuple[str, float | None]], *, label: str) -> str:
     parts = []
     for number, (name, share) in enumerate(values):
         y = number * row + (row - 26) / 2
-        width = full * (share or 0.0)
         figure = "no images" if share is None else f"{100 * share:.1f} %"
-        parts.append(
-            f'<text class="name" x="{name_width - 10}" y="{y + 17}" text-anchor="end">{_short(name)}</text>'
-            f'<rect class="track" x="{name_width}" y="{y + 5}" width="{full}" height="16" rx="3"/>'
-            f'<rect class="bar" x="{name_width}" y="{y + 5}" width="{width:.1f}" height="16" rx="3">'
-            f"<title>{escape(name)}: {figure}</title></rect>"
-            f'<text class="figure" x="{name_width + full + 8}" y="{y + 17}">{figure}</text>'
-        )
-    return _svg(_WIDTH, row * len(values) + 4, label, "".join(parts))
+        title = _tag("title", f"{name}: {figure}")
+        place = {"x": name_width, "y": y + 5, "height": 16, "rx": 3}
+        parts += [
+            _tag("text", _short(name), title, class_="name", x=name_width - 10, y=y + 17, text_anchor="end"),
+            _tag("rect", class_="track", width=full, **place),
+            _tag("rect", title, class_="bar", width=f"{full * (share or 0.0):.1f}", **place),
+            _tag("text", figure, class_="figure", x=name_width + full + 8, y=y + 17),
+        ]
+    return _svg(_WIDTH, row * len(values) + 4, label, parts)
 
 
-def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
+def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> Markup:
     """True classes down, predicted ones across; each row's shades are shares of that true class."""
-    count = len(classes)
-    margin = _label_width(classes) if count <= 30 else 12
-    slant = margin * 0.35 if count <= 30 else 12  # the last slanted name needs room on its right
-    cell = max(3.0, min(44.0, (_WIDTH - margin - slant) / count))
-    side = cell * count
+    named = len(classes) <= 30
+    margin = _label_width(classes) if named else 12
+    top = 12 + 0.77 * margin if named else 12  # names across are slanted by 50 degrees
+    slant = margin * 0.42 if named else 12  # the last slanted name needs room on its right
+    cell = max(3.0, min(44.0, (_WIDTH - margin - slant) / len(classes)))
     parts = []
     for row, counts in enumerate(matrix):
         total = sum(counts)
         for column, number in enumerate(counts):
             share = number / total if total else 0.0
-            x, y = margin + column * cell, margin + row * cell
-            kind = "hit" if row == column else "miss"
+            x, y = margin + column * cell, top + row * cell
             title = f"{classes[row]} taken for {classes[column]}: {number} of {total}"
             parts.append(
-                f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{cell - 1:.1f}" '
-                f'height="{cell - 1:.1f}" fill-opacity="{_shade(share):.3f}">'
-                f"<title>{escape(title)}</title></rect>"
-            )
-            if cell >= 22 and number:
-                tone = "light" if _shade(share) > 0.55 else "dark"
-                parts.append(
-                    f'<text class="count {tone}" x="{x + cell / 2:.1f}" y="{y + cell / 2 + 4:.1f}" '
-                    f'text-anchor="middle">{number}</text>'
+                _tag(
+                    "rect",
+                    _tag("title", title),
+                    class_="hit" if row == column else "miss",
+                    x=f"{x:.1f}",
+                    y=f"{y:.1f}",
+                    width=f"{cell - 1:.1f}",
+                    height=f"{cell - 1:.1f}",
+                    fill_opacity=f"{_shade(share):.3f}",
                 )
-    if cell >= 12:
-        for index, name in enumerate(classes):
-            middle = margin + index * cell + cell / 2
-            parts.append(
-                f'<text class="name" x="{margin - 6}" y="{middle + 4:.1f}" text-anchor="end">'
-                f"{_short(name)}</text>"
-                f'<text class="name" transform="translate({middle + 4:.1f},{margin - 6}) rotate(-50)">'
-                f"{_short(name)}</text>"
             )
+            if number:
+                parts += _figure_in_cell(number, x + cell / 2, y + cell / 2 + 4, cell, _shade(share))
+    for index, name in enumerate(classes if named else ()):
+        middle = index * cell + cell / 2
+        title, place = _tag("title", name), {"x": margin - 6, "y": f"{top + middle + 4:.1f}"}
+        slanted = f"translate({margin + middle + 4:.1f},{top - 6:.1f}) rotate(-50)"
+        parts += [
+            _tag("text", _short(name), title, class_="name", text_anchor="end", **place),
+            _tag("text", _short(name), title, class_="name", transform=slanted),
+        ]
+    side = cell * len(classes)
     label = "confusion matrix: true classes down, predicted across"
-    return _svg(margin + side + slant, margin + side + 4, label, "".join(parts), css="confusion")
+    return _svg(max(_WIDTH, margin + side + slant), top + side + 4, label, parts, css="confusion")
+
+
+def _figure_in_cell(number: int, x: float, y: float, cell: float, shade: float) -> list[Markup]:
+    """A count in its cell: in small letters if it needs them, not at all if they do not help."""
+    digits = len(str(number))
+    if cell < 22 or 6 * digits > cell:
+        return []
+    css = f"count {'light' if shade > 0.55 else 'dark'}{' small' if 8 * digits > cell else ''}"
+    return [_tag("text", number, class_=css, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor="middle")]
 
 
 @dataclass(frozen=True)
@@ -124,51 +148,52 @@ def _axes(
     x_label: str,
     y_label: str,
     percent: bool,
-) -> str:
-    floor = _HEIGHT - _BOTTOM
+) -> list[Markup]:
+    floor, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     parts = []
     for tick in y_ticks:
         y = up(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_tag("line", class_="grid", x1=_LEFT, x2=right, y1=f"{y:.1f}", y2=f"{y:.1f}"))
         text = _number(tick, percent)
-        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+        parts.append(_tag("text", text, class_="tick", x=_LEFT - 8, y=f"{y + 4:.1f}", text_anchor="end"))
     for tick in x_ticks:
-        x = across(tick)
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{floor + 18}" text-anchor="middle">{tick:,g}</text>')
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{floor}" y2="{floor}"/>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text class="label" x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">{x_label}</text>')
-    half = (_TOP + floor) / 2
-    parts.append(
-        f'<text class="label" transform="translate(13,{half}) rotate(-90)" text-anchor="middle">'
-        f"{y_label}</text>"
-    )
-    return "".join(parts)
+        x = f"{across(tick):.1f}"
+        parts.append(_tag("text", f"{tick:,g}", class_="tick", x=x, y=floor + 18, text_anchor="middle"))
+    parts.append(_tag("line", class_="axis", x1=_LEFT, x2=right, y1=floor, y2=floor))
+    middle, half = (_LEFT + right) / 2, (_TOP + floor) / 2
+    upright = f"translate(13,{half})" + (" rotate(-90)" if len(y_label) > 1 else "")
+    parts.append(_tag("text", x_label, class_="label", x=middle, y=_HEIGHT - 6, text_anchor="middle"))
+    parts.append(_tag("text", y_label, class_="label", transform=upright, text_anchor="middle"))
+    return parts
 
 
-def _svg(width: float, height: float, label: str, body: str, *, css: str = "") -> str:
-    return (
-        f'<svg class="chart {css}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
-        f'aria-label="{escape(label)}">{body}</svg>'
-    )
+def _svg(width: float, height: float, label: str, parts: Sequence[Markup], *, css: str = "figures") -> Markup:
+    box = f"0 0 {width:.0f} {height:.0f}"
+    return _tag("svg", *parts, class_=f"chart {css}", viewBox=box, role="img", aria_label=label)
 
 
-def _legend(names: Sequence[str]) -> str:
+def _legend(names: Sequence[str]) -> Markup:
     if len(names) < 2:
-        return ""
-    items = "".join(
-        f'<li><span class="key s{number % 6}"></span>{escape(name)}</li>' for number, name in enumerate(names)
+        return Markup("")
+    items = [_tag("li", _tag("span", class_=f"key s{number % 6}"), name) for number, name in enumerate(names)]
+    return _tag("ul", *items, class_="legend")
+
+
+def _tag(name: str, *content: object, **attributes: object) -> Markup:
+    """One element. ``class_`` is class, ``text_anchor`` text-anchor; only what ``_tag`` made is no text."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items()
     )
-    return f'<ul class="legend">{items}</ul>'
+    return Markup(f"<{name}{written}>{''.join(map(escape, content))}</{name}>")
 
 
 def _ticks(low: float, high: float) -> list[float]:
     """About five round numbers from ``low`` to at least ``high``."""
-    if high <= low:
-        return [low, low + 1.0]
     raw = (high - low) / 5
+    if not 1e-300 < raw < 1e300:
+        return [low, max(high, low + 1.0)]
     magnitude = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw)
+    step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10, 20) if factor * magnitude >= raw)
     count = math.ceil((high - low) / step - 1e-9)
     return [low + index * step for index in range(count + 1)]
 
@@ -184,8 +209,8 @@ def _shade(share: float) -> float:
 
 def _label_width(names: Sequence[str]) -> float:
     """Room for the longest name as it is shown."""
-    return 22 + 7.2 * min(18, max((len(name) for name in names), default=0))
+    return 22 + _LETTER * min(_LONGEST, max((len(name) for name in names), default=0))
 
 
 def _short(name: str) -> str:
-    return escape(name if len(name) <= 18 else name[:17] + "…")
+    return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"

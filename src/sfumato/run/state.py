@@ -13,19 +13,55 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NoReturn, TypedDict
 
 import torch
+from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sfumato.errors import PrivacyError, RunError
-from sfumato.files import replacing, sync_folder
+from sfumato.files import parse_json, replacing, sync_folder
 from sfumato.release.run_folder import STATE_FILE
 from sfumato.training.averaging import WeightAverage
 
 _FORMAT = "2"
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class _Schedule(TypedDict):
+    scale: float
+    best: float | None
+    best_step: _Count
+
+
+class _Log(TypedDict):
+    length: _Count
+    lines: str
+
+
+class _Values(TypedDict, total=False):
+    """The types of the values that a run goes on with; what else is saved is only compared."""
+
+    step: _Count
+    seconds: Annotated[float, Meta(ge=0)]
+    max_rows: Annotated[int, Meta(ge=1, le=2**53)]
+    schedule: _Schedule
+    best_loss: float | None
+    evaluations_since_best: _Count
+    stopped_early: bool
+    metrics: _Log
+    sensitive: _Log
+    average_updates: _Count
+    optimizer_values: dict[str, Any]
+
+
+class SavedValues(dict[str, Any]):
+    """What a state file holds: a key that it lacks is a damaged file, not a mistake of the program."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise _unreadable(f"the state has no {key}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +94,22 @@ class RunState:
         return cls(tensors=held, values=values)
 
     def restore(self, model: nn.Module, average: WeightAverage, optimizer: torch.optim.Optimizer) -> None:
-        """Put the captured values back, in place."""
-        model.load_state_dict(self._group("model."))
+        """Put the captured values back, in place; refuses those of another model or optimizer."""
+        try:
+            self._check_average(average)
+            model.load_state_dict(self._group("model."))
+            self._restore_rest(model, average, optimizer)
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise _unreadable(f"the state does not fit the model: {error}") from error
+
+    def _check_average(self, average: WeightAverage) -> None:
+        saved = {name: value.shape for name, value in self._group("average.").items()}
+        if saved != {name: value.shape for name, value in average.weights.items()}:
+            raise ValueError("the averaged weights have other names or shapes")
+
+    def _restore_rest(
+        self, model: nn.Module, average: WeightAverage, optimizer: torch.optim.Optimizer
+    ) -> None:
         device = next(model.parameters()).device
         average.weights = {name: value.to(device) for name, value in self._group("average.").items()}
         average.num_updates = self.values["average_updates"]
@@ -67,6 +117,11 @@ class RunState:
         for name, value in [*self._group("optimizer.").items(), *self.values["optimizer_values"].items()]:
             number, _, key = name.partition(".")
             memory.setdefault(int(number), {})[key] = value
+        parameters = [value for group in optimizer.param_groups for value in group["params"]]
+        for number, held in memory.items():
+            for key, value in held.items():
+                if isinstance(value, Tensor) and value.ndim and value.shape != parameters[number].shape:
+                    raise ValueError(f"the optimizer's {key} of parameter {number} has another shape")
         optimizer.load_state_dict({**optimizer.state_dict(), "state": memory})
 
     def _group(self, prefix: str) -> dict[str, Tensor]:
@@ -96,14 +151,18 @@ def load_state(folder: Path) -> RunState:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
         if metadata.get("format") != _FORMAT:
             raise ValueError(f"its format is {metadata.get('format')!r}, this version reads {_FORMAT!r}")
-        return RunState(tensors=tensors, values=json.loads(metadata["values"]))
+        return RunState(tensors=tensors, values=SavedValues(parse_json(metadata["values"], _Values)))
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise RunError(
-            "no-state",
-            f"{path} cannot be read: {error}",
-            why="Without it the run cannot go on where it stopped.",
-            fix="Start anew with another --out, or restore the file.",
-        ) from error
+        raise _unreadable(f"{path} cannot be read: {error}") from error
+
+
+def _unreadable(what: str) -> RunError:
+    return RunError(
+        "no-state",
+        what,
+        why="Without it the run cannot go on where it stopped.",
+        fix="Start anew with another --out, or restore the file.",
+    )
 
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], *, folder: Path) -> None:

@@ -7,7 +7,6 @@ import shutil
 import stat
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -43,7 +42,9 @@ def unpack(archive: Path, folder: Path) -> None:
         raise DataError(
             "missing-file", f"{archive}: does not exist.", fix="Check the path of the archive."
         ) from error
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # the readers of seven formats, each with errors of its own for bad bytes
         raise DataError(
             "damaged-archive",
             f"{archive}: {error}.",

@@ -113,11 +113,13 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         ) from error
     except UnidentifiedImageError as error:
         raise _corrupt(path, f"is not an image in any of {', '.join(FORMATS)}") from error
-    except (OSError, SyntaxError, ValueError, EOFError, MemoryError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise DataError(
-                "missing-image", f"{path}: does not exist.", fix="Correct the path, or restore the file."
-            ) from error
+    except FileNotFoundError as error:
+        raise DataError(
+            "missing-image", f"{path}: does not exist.", fix="Correct the path, or restore the file."
+        ) from error
+    except DataError:
+        raise
+    except Exception as error:  # Pillow's readers answer bad bytes with almost any error
         raise _corrupt(path, str(error) or type(error).__name__) from error
 
 

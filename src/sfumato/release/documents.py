@@ -1,0 +1,120 @@
+"""The shapes of the JSON documents in a run's folder: what a reader may rely on, whoever wrote them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
+
+from msgspec import Meta
+
+from sfumato.data.readers.decode import Fit
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Side = Annotated[int, Meta(ge=1, le=1024)]  # what data can be resized to
+Channels = Annotated[int, Meta(ge=1, le=16)]
+Split = Literal["train", "val", "test"]
+# Constants far outside would only carry pixels beyond all numbers.
+Shift = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Scale = Annotated[float, Meta(ge=1e-6, le=1e6)]
+
+
+class ModelDescription(TypedDict):
+    """A network of the zoo; without a name it is the user's own. ``create_model`` checks the options."""
+
+    name: str | None
+    options: dict[str, Any]
+
+
+class Config(TypedDict):
+    """``release/config.json``: how to build and feed the model."""
+
+    format: int
+    model: ModelDescription
+    classes: Annotated[list[str], Meta(min_length=1)]
+    image_size: Side
+    channels: Channels
+    mean: Annotated[list[Shift], Meta(min_length=1)]
+    std: Annotated[list[Scale], Meta(min_length=1)]
+    fit: Fit
+    data: str
+
+
+class GaussianEvent(TypedDict):
+    """A mechanism as ``accounting.event_to_dict`` writes it."""
+
+    kind: str
+    noise_multiplier: NotRequired[NonNegative]
+    sampling_rate: NotRequired[Share]
+    num_steps: NotRequired[Count]
+    discrete: NotRequired[bool]
+
+
+class PrivacyEvent(GaussianEvent):
+    """A mechanism, or a search among runs."""
+
+    events: NotRequired[list[GaussianEvent]]
+    mean_runs: NotRequired[NonNegative]
+    shape: NotRequired[NonNegative | Literal["poisson"]]
+
+
+class Origin(TypedDict):
+    """The data behind the weights that training began with."""
+
+    data: str | None
+    public: bool
+    unprotected: list[str]
+
+
+class Privacy(TypedDict, total=False):
+    """``release/privacy.json``: the guarantee; ``epsilon`` None if there is none."""
+
+    epsilon: Required[NonNegative | None]
+    delta: Required[Share | None]
+    unit: Required[Literal["image", "patient"]]
+    releasable: Required[bool]
+    statement: Required[str]
+    neighbouring: Literal["add-or-remove", "replace-one"] | None
+    accountant: str | None
+    noise_multiplier: NonNegative | None
+    clip_norm: NonNegative | None
+    sampling_rate: Share | None
+    num_steps: Count
+    num_examples: Count
+    mu_gdp: NonNegative | None
+    events: list[PrivacyEvent]
+    uncounted_search: bool
+    weights_from: Origin | None
+
+
+class Environment(TypedDict):
+    """``environment.json``: software and hardware."""
+
+    sfumato: str
+    python: str
+    packages: dict[str, str]
+    system: str
+    processor: str | None
+    accelerator: str | None
+    num_threads: Count
+    seconds: Annotated[float, Meta(ge=0, le=1e10)]
+
+
+class MetricsLine(TypedDict):
+    """A line of ``metrics.jsonl``."""
+
+    step: Count
+    epsilon: NonNegative | None
+    learning_rate: float
+    val_accuracy: NotRequired[Share]
+    test_accuracy: NotRequired[Share]
+
+
+class ScoresDocument(TypedDict):
+    """``scores.json``: the released model on images whose scores may be shown."""
+
+    split: Split
+    accuracy: Share
+    num_examples: Count
+    per_class: dict[str, Share | None]
+    confusion: list[list[Count]]

@@ -1,0 +1,109 @@
+"""What a finished run's folder says about it, every type checked: a stranger may have sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from sfumato.errors import RunError
+from sfumato.files import parse_json, read_bytes, read_json
+from sfumato.recipes.recipe import Recipe
+from sfumato.release.documents import Config, Environment, MetricsLine, Privacy, ScoresDocument
+from sfumato.release.release import read_description
+from sfumato.release.run_folder import RunFolder
+
+_MOST_POINTS = 2000  # of a curve on a page: more than its pixels
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """The public files of a run."""
+
+    name: str
+    recipe: Recipe
+    metrics: list[MetricsLine]
+    environment: Environment
+    config: Config
+    privacy: Privacy
+    scores: ScoresDocument | None
+
+    @property
+    def model(self) -> str:
+        return self.config["model"]["name"] or "own model"
+
+    @property
+    def learning_rate(self) -> str:
+        """The first one, as it was used: where the recipe names none, the budget decided."""
+        return f"{self.metrics[0]['learning_rate']:g}" if self.metrics else "-"
+
+    @property
+    def curve(self) -> Points:
+        """(step, accuracy) wherever accuracy was measured on images that may be shown."""
+        keys = ("val_accuracy", "test_accuracy")
+        return _thinned([(line["step"], line[key]) for line in self.metrics for key in keys if key in line])
+
+    @property
+    def spending(self) -> Points:
+        """(step, epsilon) at the steps for which it was computed; between two the later value is recorded."""
+        points = {line["epsilon"]: line["step"] for line in self.metrics if line["epsilon"] is not None}
+        return _thinned([(0, 0.0), *((step, epsilon) for epsilon, step in points.items())]) if points else []
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read the public files of a finished run."""
+    folder = RunFolder(path)
+    if not folder.recipe.is_file():
+        raise RunError("no-run", f"{path} is not a run", fix="Give the folder of a run: runs/NAME.")
+    recipe = folder.stored_recipe()
+    if not folder.release.is_dir():
+        raise RunError(
+            "not-finished",
+            f"{path} is not a finished run",
+            fix=f"Finish it: sfumato train --resume --out {path}",
+        )
+    config, privacy = read_description(folder.release)
+    try:
+        return RunRecord(
+            name=path.resolve().name,
+            recipe=recipe,
+            metrics=_read_metrics(folder.metrics),
+            environment=read_json(folder.environment, Environment),
+            config=config,
+            privacy=privacy,
+            scores=_read_scores(folder.scores(sensitive=False)),
+        )
+    except (OSError, ValueError) as error:
+        raise RunError(
+            "damaged-run",
+            f"{path}: a record cannot be read: {error}",
+            fix=f"Restore the file, or write the records anew: sfumato train --resume --out {path}",
+        ) from error
+
+
+def _read_metrics(path: Path) -> list[MetricsLine]:
+    if not path.exists():
+        return []
+    lines = [parse_json(line, MetricsLine) for line in read_bytes(path).splitlines()]
+    if any(later["step"] <= line["step"] for line, later in pairwise(lines)):
+        raise ValueError(f"the steps in {path.name} are not in order")
+    return lines
+
+
+def _read_scores(path: Path) -> ScoresDocument | None:
+    if not path.exists():
+        return None
+    scores = read_json(path, ScoresDocument)
+    sides = {len(scores["per_class"]), len(scores["confusion"]), *map(len, scores["confusion"])}
+    if len(sides) != 1:
+        raise ValueError(f"{path.name} does not have one row and one column for each class")
+    return scores
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Points:
+    """Every n-th point and the last, if there are more than can be seen."""
+    step = -(-len(points) // _MOST_POINTS)
+    return list(points) if step <= 1 else [*points[:-1:step], points[-1]]
