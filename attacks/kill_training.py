@@ -3,9 +3,10 @@
     python attacks/kill_training.py --kills 100
 
 A watcher inside the training writes every step that was used into memory shared with this process,
-which survives the kill. After each kill the ledger is opened afresh and compared. A run that comes to
-its end is checked for completeness (every step once in metrics.jsonl, ε as planned) and the next one
-begins. Needs a system that can fork.
+which survives the kill. After each kill the ledger is opened afresh and compared, and what metrics.jsonl
+shows is noted: scores that were seen once may never change, since a step that is taken again has fresh
+noise. A run that comes to its end is checked for completeness (every step once in metrics.jsonl, ε as
+planned) and the next one begins. Needs a system that can fork.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ SETTINGS = {
     "privacy.delta": 1e-3,
     "training.batch_size": 16,
     "training.num_steps": NUM_STEPS,
+    "training.evaluate_every": 2,
     "performance.save_every_seconds": 0.1,
 }
 
@@ -66,8 +68,9 @@ def used_steps(shared: mmap.mmap) -> int:
 
 def images() -> DataSplits:
     generator = torch.Generator().manual_seed(1)
-    pixels = torch.randint(0, 256, (90, 1, 8, 8), generator=generator).to(torch.uint8)
-    return DataSplits(train=ImageSet(pixels, torch.arange(90) % 3, ("a", "b", "c"), None, "shades"))
+    pixels = torch.randint(0, 256, (96, 1, 8, 8), generator=generator).to(torch.uint8)
+    whole = ImageSet(pixels, torch.arange(96) % 3, ("a", "b", "c"), None, "shades")
+    return DataSplits(train=whole.select(torch.arange(90)), test=whole.select(torch.arange(90, 96)))
 
 
 def train_in_child(folder: Path, book: Path, shared: mmap.mmap) -> int:
@@ -101,6 +104,15 @@ def check_record(book: Path, label: str, used: int) -> int:
     return reserved - used
 
 
+def check_seen(folder: Path, seen: list[str]) -> list[str]:
+    """The whole lines that can be read now; whatever was ``seen`` before must be among them."""
+    log = folder / "metrics.jsonl"
+    lines = log.read_text().split("\n")[:-1] if log.exists() else []
+    if lines[: len(seen)] != seen:
+        raise SystemExit(f"FAILED: {folder.name} took steps again whose scores had been seen")
+    return lines
+
+
 def check_finished(folder: Path) -> None:
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     privacy = json.loads((folder / "release" / "privacy.json").read_text())
@@ -129,7 +141,7 @@ def kill_at_random(kills: int, place: Path, *, longest: float) -> dict[str, int]
     """Kill ``kills`` times, resuming between; returns what happened."""
     book = place / "ledger.sqlite"
     happened = {"kills": 0, "before the first step": 0, "finished runs": 0, "most recorded beyond used": 0}
-    number = 0
+    number, seen = 0, []
     shared = mmap.mmap(-1, 9)
     while happened["kills"] < kills:
         folder = place / f"run{number}"
@@ -144,14 +156,16 @@ def kill_at_random(kills: int, place: Path, *, longest: float) -> dict[str, int]
             raise SystemExit(f"FAILED: {folder.name} could not be resumed")
         spare = check_record(book, folder.name, used_steps(shared))
         happened["most recorded beyond used"] = max(happened["most recorded beyond used"], spare)
+        seen = check_seen(folder, seen)
         if not os.WIFSIGNALED(status):
             check_finished(folder)
             happened["finished runs"] += 1
-            number += 1
+            number, seen = number + 1, []
             shared[:9] = bytes(9)
     _, status = os.waitpid(train_in_child(place / f"run{number}", book, shared), 0)
     if os.waitstatus_to_exitcode(status) != 0:
         raise SystemExit(f"FAILED: run{number} could not be resumed")
+    check_seen(place / f"run{number}", seen)
     check_finished(place / f"run{number}")
     happened["finished runs"] += 1
     return happened
@@ -166,7 +180,9 @@ def main() -> None:
         happened = kill_at_random(arguments.kills, Path(place), longest=arguments.longest)
     for what, count in happened.items():
         print(f"{what}: {count}")
-    print("The ledger never showed less than was used, and every run resumed.")
+    print(
+        "The ledger never showed less than was used, no score that was seen changed, and every run resumed."
+    )
 
 
 if __name__ == "__main__":

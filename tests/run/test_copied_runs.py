@@ -77,18 +77,19 @@ def test_a_finished_run_and_its_copies_publish_the_same_model_for_nothing(tmp_pa
     assert recorded() == [8]
 
 
-def test_a_run_that_was_taken_over_publishes_nothing(tmp_path):
-    """The copy is resumed when the original has taken its last step but published nothing yet."""
+def test_a_run_that_was_taken_over_publishes_nothing(tmp_path, monkeypatch):
+    """The copy is resumed when the original has saved its last step but published nothing yet."""
+    original = steps.Run.fit
 
-    class Copying(Watcher):
-        def scored(self, step, scored, scores):
-            if step == 8:
-                shutil.copytree(tmp_path / "a", tmp_path / "b")
-                (tmp_path / "b/state/lock").unlink()
-                resume(tmp_path / "b")
+    def fit_then_copied(self, interruption):
+        original(self, interruption)
+        if not (tmp_path / "b").exists():
+            shutil.copytree(tmp_path / "a", tmp_path / "b")
+            resume(tmp_path / "b")
 
+    monkeypatch.setattr(steps.Run, "fit", fit_then_copied)
     with pytest.raises(RunError) as caught:
-        train(small_recipe(), out=tmp_path / "a", data=small_splits(), observer=Copying())
+        train(small_recipe(), out=tmp_path / "a", data=small_splits())
     assert caught.value.code == "run-taken-over"
     assert not (tmp_path / "a/release").exists()
     assert (tmp_path / "b/release").exists()  # the control

@@ -217,9 +217,9 @@ class LineLog:
         try:
             new = not self.path.exists()
             with open(self.path, "wb" if new else "r+b") as file:
-                file.truncate(self.length)  # part of a line whose writing was broken off
                 file.seek(self.length)
-                file.write(data)
+                file.write(data)  # over the same bytes, where a writing that was broken off had got so far
+                file.truncate()
                 file.flush()
                 os.fsync(file.fileno())
             if new:
@@ -243,7 +243,8 @@ class LineLog:
                 f"{self.path} is shorter than the saved state says ({length} bytes)",
                 fix="Restore the file, or start anew with another --out.",
             )
-        if self.path.exists():
-            os.truncate(self.path, length)
         self.length, self.waiting = length, [saved["lines"]] if saved["lines"] else []
-        self.write()
+        if self.waiting:
+            self.write()
+        elif self.path.exists():
+            os.truncate(self.path, length)
