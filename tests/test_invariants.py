@@ -17,7 +17,7 @@ from gaussianity import is_gaussian
 from sfumato.gradients import ClippedSum, clipped_sum
 from sfumato.privacy.plan import Plan
 from sfumato.randomness import SecureSource, SeededSource, UnitRandomness
-from sfumato.training import loop
+from sfumato.training import gradient_sums, loop
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.inputs import Units, Views
 from small_runs import SmallNet, small_set
@@ -41,14 +41,23 @@ def plan(**changes: object) -> Plan:
 
 def fit(model: torch.nn.Module, units: Units, mine: Plan, *, decay: float = 0.0, **options) -> WeightAverage:
     average = WeightAverage.start(model, decay=decay)
+    source = options.pop("source", SeededSource(3))
+    sums = gradient_sums.EngineSum(
+        model=model,
+        units=units,
+        inputs=options.pop("views", VIEWS),
+        clip_norm=mine.clip_norm,
+        source=source,
+        max_rows=options.pop("max_rows", 25),
+    )
     for _ in loop.fit(
         model,
-        units,
+        sums,
         mine,
         optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
         learning_rate=lambda step: RATE,
         average=average,
-        **{"views": VIEWS, "source": SeededSource(3), "spend": lambda step: None, "max_rows": 25, **options},
+        **{"source": source, "spend": lambda step: None, **options},
     ):
         pass
     return average
@@ -88,7 +97,7 @@ def test_however_many_views_or_images_a_unit_moves_the_weights_by_one_clip(patie
         own = torch.arange(len(inputs))
         return clipped_sum(model, inputs, targets, clip_norm=clip_norm, unit_ids=own, **options)
 
-    monkeypatch.setattr(loop, "clipped_sum", row_by_row)
+    monkeypatch.setattr(gradient_sums, "clipped_sum", row_by_row)
     assert step() > 1.5 * limit  # the control: each view clipped on its own
 
 

@@ -73,7 +73,7 @@ def noise_per_microbatch(patch: MonkeyPatch) -> None:
         patch,
         LOOP,
         once,
-        once + "        for _ in range((len(indices) - 1) // max_rows):\n"
+        once + "        for _ in range((len(indices) - 1) // gradient_sum.max_rows):\n"
         "            total = __import__('dataclasses').replace(total, gradients=noisy)\n"
         "            noisy = plan.noise(total, source=source, step=step)\n",
     )
@@ -160,11 +160,11 @@ def one_rank_without_noise(patch: MonkeyPatch) -> None:
 
 @fault("view-wise-clipping", tests=("training/test_training.py::test_a_patient_moves_the_model_as_one_unit",))
 def view_wise_clipping(patch: MonkeyPatch) -> None:
-    from sfumato.training import loop
+    from sfumato.training import gradient_sums
 
-    original = loop.clipped_sum
+    original = gradient_sums.clipped_sum
     patch.setattr(
-        loop,
+        gradient_sums,
         "clipped_sum",
         lambda *args, **options: original(*args, **{**options, "unit_index": None}),
     )

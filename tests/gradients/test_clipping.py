@@ -17,7 +17,6 @@ from sfumato.gradients import (
     Clipping,
     FlatClipping,
     PerLayerClipping,
-    RescaledClipping,
     clip_factors,
     clipped_sum,
 )
@@ -26,7 +25,6 @@ from sfumato.layers import Scale, WSConv2d
 
 CLIPPINGS: dict[str, Clipping] = {
     "flat": FlatClipping(),
-    "rescaled": RescaledClipping(),
     "automatic": AutomaticClipping(),
     "automatic, stable": AutomaticClipping(stability=1.0),
     "per layer": PerLayerClipping(),
@@ -85,10 +83,8 @@ def test_the_bound_is_reached(name):
     assert contribution(CLIPPINGS[name], [1e6] * len(NAMES), 2.0) > 2.0 * (1 - 1e-6)
 
 
-def test_flat_clipping_leaves_small_gradients_alone_and_rescaling_divides_by_the_bound():
+def test_flat_clipping_leaves_small_gradients_alone():
     assert contribution(FlatClipping(), [0.1, 0.2, 0.2, 0.0], 1.0) == pytest.approx(0.3)
-    assert contribution(RescaledClipping(), [0.1, 0.2, 0.2, 0.0], 0.5) == pytest.approx(0.6)
-    assert RescaledClipping().sensitivity(0.5) == 1.0
 
 
 @settings(max_examples=200, deadline=None)

@@ -26,9 +26,9 @@ from sfumato.run.planning import build_plan
 from sfumato.run.prepare import prepare
 from sfumato.run.session import train
 from sfumato.run.state import load_state
-from sfumato.training.fixed_rows import FeatureViews, closed_form_sums, in_closed_form
+from sfumato.training.fixed_rows import FeatureViews
+from sfumato.training.gradient_sums import clipped_total, head_gradients
 from sfumato.training.inputs import Units
-from sfumato.training.loop import clipped_total
 from small_runs import Watcher
 
 SMALL = {"num_layers": 1, "num_patches": 12, "num_directions": 40}
@@ -161,16 +161,16 @@ def test_the_closed_form_is_the_engine_and_a_patient_counts_once(patients):
     parts = views.microbatches(units, indices, max_rows=7, randomness=draws, device=torch.device("cpu"))
     engine = clipped_total(model, parts, clip_norm=0.5)
     assert len(engine.norms) == len(indices)
-    sums = closed_form_sums(model, views, units)
+    sums = head_gradients(model, views, units, clip_norm=0.5)
     if patients:
         assert sums is None
     else:
-        fast = sums(indices, 0.5)
+        fast = sums(indices, 0)
         assert fast.gradients.keys() == engine.gradients.keys()
         for name, value in engine.gradients.items():
             assert torch.allclose(fast.gradients[name], value, atol=1e-5)
         assert not torch.allclose(
-            sums(indices[1:], 0.5).gradients["head.weight"], engine.gradients["head.weight"]
+            sums(indices[1:], 0).gradients["head.weight"], engine.gradients["head.weight"]
         )
 
 
@@ -248,7 +248,7 @@ def test_the_time_of_a_run_on_features_does_not_count_them_in_every_step(patient
     splits = DataSplits(train=bright_and_dark(200, seed=1, patients=patients), val=None, test=None)
     unit = "patient" if patients else "image"
     prepared = prepare(recipe_for(**{"privacy.delta": 1e-3, "privacy.unit": unit}), data=splits)
-    assert in_closed_form(prepared.model, prepared.views, prepared.units) is not patients
+    assert prepared.in_closed_form is not patients
     computed = []
     prepared.model.extractor.register_forward_hook(lambda *_: computed.append(1))
     assert estimate(prepared).rows_per_step == 200
@@ -271,7 +271,7 @@ def test_a_small_net_on_scattering_maps_learns_and_is_released_whole(tmp_path):
     assert (predicted == splits.test.labels).double().mean().item() == pytest.approx(result.scores.accuracy)
     assert not loaded.model.centre.any()  # this recipe releases no mean
     prepared = prepare(recipe, data=splits)
-    assert closed_form_sums(prepared.model, prepared.views, prepared.units) is None  # the engine's work
+    assert not prepared.in_closed_form  # the engine's work
 
 
 @pytest.mark.parametrize("name", ["patches", "scatter", "patches_scatter", "efficientnet_lite0_features"])
@@ -333,9 +333,9 @@ def test_heads_that_are_not_plain_are_left_to_the_engine_or_refused():
 
     for head in (torch.nn.Linear(40, 2, bias=False), torch.nn.Sequential(torch.nn.Linear(40, 2))):
         ready = prepared(head)
-        assert closed_form_sums(ready.model, ready.views, ready.units) is None
+        assert not ready.in_closed_form
     plain = prepared(torch.nn.Linear(40, 2))
-    assert closed_form_sums(plain.model, plain.views, plain.units) is not None
+    assert plain.in_closed_form
     with pytest.raises(ModelError, match="wrong-output-shape"):
         prepared(torch.nn.Linear(40, 5))
 

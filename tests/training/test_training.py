@@ -15,6 +15,7 @@ from sfumato.privacy.plan import Plan
 from sfumato.randomness import SeededSource
 from sfumato.recipes.recipe import ScheduleSettings
 from sfumato.training.averaging import WeightAverage
+from sfumato.training.gradient_sums import EngineSum, PlainSum
 from sfumato.training.inputs import Units, Views
 from sfumato.training.loop import fit, fit_without_privacy
 from sfumato.training.optimizers import Schedule, build_optimizer
@@ -30,18 +31,27 @@ def make_plan(**changes):
 
 def run_fit(model, data, plan, *, units=None, seed=5, rate=0.5, spend=lambda step: None, **options):
     """Train in place; returns the records."""
-    chosen = {"views": PLAIN, "max_rows": 16, **options}
+    source = SeededSource(seed)
+    sums = EngineSum(
+        model=model,
+        units=units or Units.images(data),
+        inputs=options.pop("views", PLAIN),
+        clip_norm=plan.clip_norm,
+        source=source,
+        max_rows=options.pop("max_rows", 16),
+        **{key: options.pop(key) for key in ("loss", "clipping") if key in options},
+    )
     return list(
         fit(
             model,
-            units or Units.images(data),
+            sums,
             plan,
             optimizer=torch.optim.SGD(model.parameters(), lr=rate),
             learning_rate=lambda step: rate,
             average=WeightAverage.start(model, decay=0.0),
-            source=SeededSource(seed),
+            source=source,
             spend=spend,
-            **chosen,
+            **options,
         )
     )
 
@@ -168,15 +178,20 @@ def test_frozen_parameters_stay_and_the_rest_learns():
     list(
         fit(
             model,
-            Units.images(small_set(40, seed=0)),
+            EngineSum(
+                model=model,
+                units=Units.images(small_set(40, seed=0)),
+                inputs=PLAIN,
+                clip_norm=1.0,
+                source=SeededSource(1),
+                max_rows=8,
+            ),
             make_plan(),
-            views=PLAIN,
             optimizer=torch.optim.SGD(trained, lr=1.0),
             learning_rate=lambda step: 1.0,
             average=WeightAverage.start(model, decay=0.0),
             source=SeededSource(1),
             spend=lambda step: None,
-            max_rows=8,
         )
     )
     assert torch.equal(model.convolution.weight, before.convolution.weight)
@@ -190,14 +205,12 @@ def test_training_without_privacy_is_the_mean_gradient():
     list(
         fit_without_privacy(
             model,
-            Units.images(data),
+            PlainSum(model=model, units=Units.images(data), inputs=PLAIN, source=SeededSource(5), max_rows=3),
             sampler,
-            views=PLAIN,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
             learning_rate=lambda step: 0.5,
             average=WeightAverage.start(model, decay=0.0),
             source=SeededSource(5),
-            max_rows=3,
         )
     )
     for indices in sampler.batches(len(data), SeededSource(5)):

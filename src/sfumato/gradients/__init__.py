@@ -15,16 +15,17 @@ from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.choice import Choices
 from sfumato.gradients.clipped import ClippedSum, clipped_sum
 from sfumato.gradients.clipping import (
+    CLIPPINGS,
     AutomaticClipping,
     Clipping,
     FlatClipping,
     PerLayerClipping,
-    RescaledClipping,
     clip_factors,
 )
 from sfumato.gradients.piece import Deferred, Materialised, Piece
 
 __all__ = [
+    "CLIPPINGS",
     "AutomaticClipping",
     "Call",
     "Choices",
@@ -35,7 +36,6 @@ __all__ = [
     "Materialised",
     "PerLayerClipping",
     "Piece",
-    "RescaledClipping",
     "Strategy",
     "clip_factors",
     "clipped_sum",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ class ClippedSum:
     norms: Tensor  # one per unit, before clipping, float64
     losses: Tensor  # one per unit, the mean over its rows
     sensitivity: float
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)  # of the parameters, for the noisy sum
 
     def __add__(self, other: ClippedSum) -> ClippedSum:
         """The sum over both sets of units, which must have no unit in common."""
@@ -44,6 +45,7 @@ class ClippedSum:
             norms=torch.cat([self.norms, other.norms]),
             losses=torch.cat([self.losses, other.losses]),
             sensitivity=max(self.sensitivity, other.sensitivity),
+            dtypes={**self.dtypes, **other.dtypes},
         )
 
 
@@ -108,7 +110,11 @@ def clipped_sum(
         finally:
             generators.restore()  # measuring and probing leave no trace either
     return ClippedSum(
-        gradients=totals, norms=norms, losses=losses, sensitivity=clipping.sensitivity(clip_norm)
+        gradients=totals,
+        norms=norms,
+        losses=losses,
+        sensitivity=clipping.sensitivity(clip_norm),
+        dtypes={name: value.dtype for name, value in trained.items()},
     )
 
 

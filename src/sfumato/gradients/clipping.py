@@ -64,21 +64,6 @@ class FlatClipping:
 
 
 @dataclass(frozen=True)
-class RescaledClipping:
-    """Clip to C, then divide by C, so that C no longer scales the update (De et al. 2022, equation 3).
-
-    Guarantee: one unit moves the sum by at most 1.
-    """
-
-    def sensitivity(self, clip_norm: float) -> float:
-        return 1.0
-
-    def factors(self, squared_norms: SquaredNorms, clip_norm: float, margin: float) -> dict[str, Tensor]:
-        factors = clip_factors(total_norms(squared_norms), clip_norm, margin) / clip_norm
-        return dict.fromkeys(squared_norms, factors)
-
-
-@dataclass(frozen=True)
 class AutomaticClipping:
     """Normalise instead of clip: C * g / (|g| + stability) (Bu et al. 2022).
 
@@ -132,3 +117,10 @@ class PerLayerClipping:
             factors = clip_factors(norms, clip_norm * share[layer] / whole, margin)
             result |= dict.fromkeys(names, torch.where(finite, factors, 0.0))
         return result
+
+
+CLIPPINGS: Mapping[str, Clipping] = {
+    "flat": FlatClipping(),
+    "automatic": AutomaticClipping(),
+    "per-layer": PerLayerClipping(),
+}  # by the names that recipes use

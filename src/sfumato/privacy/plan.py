@@ -197,7 +197,7 @@ class Plan:
         """The sum with the plan's noise. Call once per step, after adding up microbatches and ranks.
 
         Guarantee: the noise has ``noise_multiplier`` times the sum's sensitivity. A sum that one unit
-        can move further than ``clip_norm`` is refused.
+        can move further than ``clip_norm`` is refused. Tensors have the dtypes of their parameters.
         """
         if not 0 < total.sensitivity <= self.clip_norm:
             raise PrivacyError(
@@ -207,7 +207,9 @@ class Plan:
                 fix="Clip with the plan's clip_norm.",
             )
         mechanism = find_mechanism(self.mechanism)
-        return mechanism.add(total, noise_multiplier=self.noise_multiplier, source=source, step=step)
+        noisy = mechanism.add(total, noise_multiplier=self.noise_multiplier, source=source, step=step)
+        # sums are in float64; once private they may be rounded to what the parameters are
+        return {name: value.to(total.dtypes.get(name, value.dtype)) for name, value in noisy.items()}
 
     def statement(self, *, releasable: bool = True, images_per_person: int | None = None) -> Statement:
         """The guarantee in whole sentences; ``images_per_person``: the most that any one person has."""

@@ -101,6 +101,9 @@ class PrivacySettings:
     max_images_per_patient: Positive = setting(4, "images taken of one patient in one step, at random")
     accountant: Literal["pld", "rdp"] = setting("pld", "how epsilon is computed")
     neighbouring: Literal["add-or-remove", "replace-one"] = setting("add-or-remove", "what neighbours are")
+    clipping: Literal["flat", "automatic", "per-layer"] = setting(
+        "flat", "how: one norm over all; normalised (Bu et al. 2022); each layer to its share"
+    )
     sampling: Literal["poisson", "full"] = setting("poisson", "full: every unit in every step")
     mechanism: Literal["gaussian", "discrete-gaussian"] = setting("gaussian", "the kind of noise")
     tuning_runs: Annotated[float, Meta(ge=1)] | None = setting(
@@ -116,6 +119,7 @@ class TrainingSettings:
     batch_size: Positive | None = setting(None, "expected units per step; absent: an eighth of them")
     num_steps: Positive | None = setting(None, "updates; give this or num_epochs")
     num_epochs: NotNegative | None = setting(None, "expected passes over the data")
+    loss: Literal["cross-entropy", "label-smoothing"] = setting("cross-entropy", "of one image")
     optimizer: str = setting("SGD", "any of torch.optim, e.g. SGD, NAdam, AdamW")
     learning_rate: NotNegative | None = setting(
         None, "see normalised_update; absent: 1, on fixed features what the budget gives"

@@ -13,10 +13,10 @@ from torch import Tensor
 from sfumato.gradients.memory import bytes_per_row
 from sfumato.randomness import SeededSource, UnitRandomness
 from sfumato.run.prepare import Prepared
-from sfumato.training.fixed_rows import FeatureViews, in_closed_form
+from sfumato.training.fixed_rows import FeatureViews
+from sfumato.training.gradient_sums import clipped_total, plain_total
 from sfumato.training.head import HeadSum, piece_rows
 from sfumato.training.inputs import Microbatch
-from sfumato.training.loop import clipped_total, plain_total
 
 _ROWS_TIMED = 8192  # of a head in closed form
 
@@ -40,7 +40,7 @@ def estimate(prepared: Prepared) -> Estimate:
     weights = sum(value.numel() * value.element_size() for value in prepared.model.parameters())
     # weights, their average, the sum, its noise in double precision, and the optimizer's memory
     memory = _resident() + 8 * weights
-    if prepared.plan is not None and in_closed_form(prepared.model, prepared.views, prepared.units):
+    if prepared.plan is not None and prepared.in_closed_form:
         rows = min(_ROWS_TIMED, rows_per_step)
         seconds = _seconds_of_head(prepared, rows)
         at_once = min(rows, piece_rows(prepared.model.head.in_features))

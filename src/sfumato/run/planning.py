@@ -11,16 +11,23 @@ from sfumato.sampling import PoissonSampling
 from sfumato.training.fixed_rows import mean_events
 
 if TYPE_CHECKING:
+    from sfumato.privacy.sampling_schemes import SamplingScheme
     from sfumato.recipes.recipe import Recipe
     from sfumato.run.provenance import Beginning
 
 
 def build_plan(
-    recipe: Recipe, *, num_units: int, force: bool = False, beginning: Beginning | None = None
+    recipe: Recipe,
+    *,
+    num_units: int,
+    force: bool = False,
+    beginning: Beginning | None = None,
+    sampling: SamplingScheme | None = None,
 ) -> Plan | None:
     """The plan that the recipe's budget gives for so many units; None without privacy.
 
-    What the weights of ``beginning`` cost the same images is part of the plan, and of its ε.
+    What the weights of ``beginning`` cost the same images is part of the plan, and of its ε. ``sampling`` is
+    a scheme of the caller's own.
     """
     settings = recipe.privacy
     if not settings.enabled:
@@ -41,7 +48,7 @@ def build_plan(
         "unit": settings.unit,
         "accountant": settings.accountant,
         "neighbouring": settings.neighbouring,
-        "sampling": settings.sampling,
+        "sampling": sampling or settings.sampling,
         "mechanism": settings.mechanism,
         "extra_events": mean_events(recipe.features) + (() if beginning is None else beginning.events),
         "tuning_runs": settings.tuning_runs,

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from sfumato.data import DataSplits, ImageSet, carve_validation, load_data
 from sfumato.data.augmentation import check_normalisation, check_views
@@ -25,6 +26,7 @@ from sfumato.doctor import (
 )
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.features.cache import OnProgress
+from sfumato.gradients import Clipping, FlatClipping
 from sfumato.gradients.memory import bytes_per_row, free_memory, rows_in_memory
 from sfumato.models import create_model
 from sfumato.privacy.plan import Plan
@@ -35,11 +37,12 @@ from sfumato.run.planning import build_plan, default_delta, plain_sampler
 from sfumato.run.provenance import Beginning, find_beginning, normalisation, with_input_size
 from sfumato.run.weights import Checkpoint, take_over
 from sfumato.sampling import FullBatch, PoissonSampling
+from sfumato.training.components import AS_THE_RECIPE_SAYS, Components
 from sfumato.training.finetuning import choose_trained
-from sfumato.training.fixed_rows import FeatureViews
+from sfumato.training.fixed_rows import FeatureViews, in_closed_form
+from sfumato.training.gradient_sums import Loss
 from sfumato.training.inputs import Units, Views
 from sfumato.training.last_layer import LastLayerViews, last_layer_views
-from sfumato.training.optimizers import build_optimizer
 
 WITHOUT_FLOAT64 = ("mps",)  # devices, by torch's names
 
@@ -78,12 +81,27 @@ class Prepared:
     source: RandomSource
     device: torch.device
     max_rows: int
+    components: Components = AS_THE_RECIPE_SAYS
     findings: tuple[Finding, ...] = ()  # what the doctor found worth knowing
     beginning: Beginning | None = None  # where the first weights come from; None: drawn at random
 
     @property
     def num_steps(self) -> int:
         return self.sampler.num_steps
+
+    @property
+    def loss(self) -> Loss:
+        return self.components.loss_of(self.recipe)
+
+    @property
+    def clipping(self) -> Clipping:
+        return self.components.clipping_of(self.recipe)
+
+    @property
+    def in_closed_form(self) -> bool:
+        """Whether the clipped sums of this run have a closed form."""
+        usual = self.loss is cross_entropy and self.clipping == FlatClipping()
+        return usual and in_closed_form(self.model, self.views, self.units)
 
     @property
     def steps_per_epoch(self) -> float:
@@ -119,13 +137,15 @@ def prepare(
     model: nn.Module | None = None,
     force: bool = False,
     pretrained: Path | None = None,
+    components: Components = AS_THE_RECIPE_SAYS,
     watcher: Watcher | None = None,
 ) -> Prepared:
     """Load, build, plan and check; raises before any budget is spent.
 
     ``data`` and ``model`` replace what the recipe names, for callers with their own. ``force`` accepts a
     delta above 1 / (number of units), which the statement then says. ``pretrained`` is the finished
-    first stage of a recipe with [pretraining]. ``watcher`` is told how far the computation of features is.
+    first stage of a recipe with [pretraining]. ``components`` are loss, clipping, sampling and optimizer of
+    the caller's own. ``watcher`` is told how far the computation of features is.
     """
     splits = data if data is not None else load_splits(recipe.data)
     check_constants(recipe, splits.train)
@@ -137,18 +157,14 @@ def prepare(
     source: RandomSource = (
         SecureSource() if recipe.training.seed is None else SeededSource(recipe.training.seed)
     )
-    plan = build_plan(recipe, num_units=len(units), force=force, beginning=beginning)
+    plan = build_plan(
+        recipe, num_units=len(units), force=force, beginning=beginning, sampling=components.sampling
+    )
     device = choose_device(recipe.performance.device)
     network = first_network(
         recipe, splits.train, source, checkpoint=checkpoint, device=device, model=model, watcher=watcher
     )
-    training = recipe.training
-    build_optimizer(  # refuses a wrong name or option now; the run builds its own
-        training.optimizer,
-        network,
-        learning_rate=training.learning_rate,
-        options=dict(training.optimizer_options),
-    )
+    components.optimizer_of(recipe, network)  # refuses a wrong name or option now; the run builds its own
     check_forward(network, tuple(splits.train.images.shape[1:]), num_classes=len(splits.train.classes))
     max_rows = recipe.performance.microbatch_size or fitting_rows(network, splits.train, device)
     findings = () if plan is None else examine(recipe, splits, network, plan, max_rows=max_rows)
@@ -177,6 +193,7 @@ def prepare(
         source=source,
         device=device,
         max_rows=max_rows,
+        components=components,
         findings=findings,
         beginning=beginning,
     )

@@ -6,13 +6,16 @@ Nothing is written before every check has passed, and nothing is published befor
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 from torch import nn
 
 from sfumato.data import DataSplits
+from sfumato.gradients import Clipping
 from sfumato.gradients.memory import keep_freed_memory
 from sfumato.ledger.ledger import Ledger
+from sfumato.privacy.sampling_schemes import SamplingScheme
 from sfumato.recipes.recipe import Recipe, recipe_to_toml
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.interruption import deferred_interrupts
@@ -21,6 +24,8 @@ from sfumato.run.pretraining import finished_stage, stage_recipe
 from sfumato.run.provenance import check_apart
 from sfumato.run.publish import RunResult, publish
 from sfumato.run.steps import Observer, Run
+from sfumato.training.components import Components, OptimizerFactory
+from sfumato.training.gradient_sums import Loss
 
 
 def train(
@@ -31,10 +36,17 @@ def train(
     force: bool = False,
     data: DataSplits | None = None,
     model: nn.Module | None = None,
+    loss: Loss | None = None,
+    clipping: Clipping | None = None,
+    sampling: SamplingScheme | None = None,
+    optimizer: OptimizerFactory | None = None,
     ledger: Ledger | None = None,
     observer: Observer | None = None,
 ) -> RunResult:
     """Train as the recipe says and leave a finished run in ``out``.
+
+    ``data``, ``model``, ``loss``, ``clipping``, ``sampling`` and ``optimizer`` replace what the recipe names,
+    for callers with their own.
 
     Guarantee: the released model is what ``release/privacy.json`` states, or there is no release. With
     ``resume`` an interrupted run goes on under its own recipe and plan; a changed one is refused. Spending
@@ -44,14 +56,16 @@ def train(
     folder.check_usable(recipe, resume=resume)
     keep_freed_memory()
     first = None if recipe.pretraining is None else finished_stage(folder)
-    prepared = prepare(recipe, data=data, model=model, force=force, pretrained=first, watcher=observer)
+    brought = Components(loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer)
+    prepare_with = partial(prepare, recipe, force=force, components=brought, watcher=observer)
+    prepared = prepare_with(data=data, model=model, pretrained=first)
     book = ledger if ledger is not None else Ledger.open()
     if prepared.plan is not None:
         check_apart(prepared.beginning, prepared.units.data, book)
     with folder.opened(recipe_to_toml(recipe)), deferred_interrupts() as interruption:
         if recipe.pretraining is not None and first is None and recipe.model.weights is None:
             first = pretrain(prepared, folder, ledger=book, observer=observer)
-            prepared = prepare(recipe, data=prepared.splits, force=force, pretrained=first, watcher=observer)
+            prepared = prepare_with(data=prepared.splits, pretrained=first)
         run = Run.begin(prepared, folder, ledger=book, observer=observer)
         run.fit(interruption)
         run.close_account()

@@ -184,6 +184,14 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], *, folder: 
             why="Resuming may not change what was planned; another version of the accountant might.",
             fix="Resume with the version that started the run, or start a new one with another --out.",
         )
+    if saved["components"] != now["components"]:
+        raise RunError(
+            "changed-components",
+            f"{folder}: the run was started with {saved['components'] or 'nothing'} of the caller's own, now "
+            f"with {now['components'] or 'nothing'}",
+            why="Another loss, clipping function, sampling or optimizer would be another training.",
+            fix="Resume from Python with the same ones, or start a new run with another --out.",
+        )
     if saved["source"] != now["source"]:
         raise PrivacyError(
             "changed-source",

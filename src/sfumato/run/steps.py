@@ -19,15 +19,17 @@ from sfumato.errors import RunError
 from sfumato.gradients import Choices
 from sfumato.ledger.ledger import Account, Ledger
 from sfumato.ledger.receipt import plan_values
+from sfumato.privacy.plan import Plan
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.interruption import Interruption
 from sfumato.run.prepare import Prepared, ScoredSet, Watcher, features_counter
 from sfumato.run.state import LineLog, RunState, check_identity, load_state, save_state
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.evaluation import Scores, evaluate
-from sfumato.training.fixed_rows import closed_form_sums, release_centre
+from sfumato.training.fixed_rows import release_centre
+from sfumato.training.gradient_sums import EngineSum, GradientSum, PlainSum, head_gradients
 from sfumato.training.loop import StepRecord, fit, fit_without_privacy
-from sfumato.training.optimizers import Schedule, build_optimizer
+from sfumato.training.optimizers import Schedule
 
 
 class Observer(Watcher, Protocol):
@@ -86,12 +88,7 @@ class Run:
             patient_names=prepared.splits.names_of(images),
             saved_steps=-1 if state is None else state.values["step"],
         )
-        optimizer = build_optimizer(
-            training.optimizer,
-            prepared.model,
-            learning_rate=training.learning_rate,
-            options=dict(training.optimizer_options),
-        )
+        optimizer = prepared.components.optimizer_of(prepared.recipe, prepared.model)
         schedule = Schedule(
             settings=prepared.recipe.schedule,
             learning_rate=training.learning_rate,
@@ -217,31 +214,31 @@ class Run:
         if prepared.plan is None:
             return fit_without_privacy(
                 prepared.model,
-                prepared.units,
+                PlainSum(
+                    model=prepared.model,
+                    units=prepared.units,
+                    inputs=prepared.views,
+                    source=prepared.source,
+                    max_rows=self.max_rows,
+                    loss=prepared.loss,
+                ),
                 prepared.sampler,
-                views=prepared.views,
                 optimizer=self.optimizer,
                 learning_rate=self.schedule,
                 average=self.average,
                 source=prepared.source,
-                max_rows=self.max_rows,
                 start_step=self.step,
             )
         return fit(
             prepared.model,
-            prepared.units,
+            gradient_sum(prepared, prepared.plan, max_rows=self.max_rows),
             prepared.plan,
-            views=prepared.views,
             optimizer=self.optimizer,
             learning_rate=self.schedule,
             average=self.average,
             source=prepared.source,
             spend=self.account.spend,
-            max_rows=self.max_rows,
             normalised_update=prepared.recipe.training.normalised_update,
-            closed_form=closed_form_sums(prepared.model, prepared.views, prepared.units),
-            # timing the engine's strategies would make a seeded run round differently each time
-            choices=Choices(deterministic=True) if prepared.recipe.training.seed is not None else None,
             start_step=self.step,
         )
 
@@ -310,6 +307,27 @@ class Run:
             )
 
 
+def gradient_sum(prepared: Prepared, plan: Plan, *, max_rows: int) -> GradientSum:
+    """What gives the sums of this run: the closed form where there is one, else the engine."""
+    if prepared.in_closed_form:
+        found = head_gradients(prepared.model, prepared.views, prepared.units, clip_norm=plan.clip_norm)
+        if found is not None:
+            return found
+    # timing the engine's strategies would make a seeded run round differently each time
+    seeded = prepared.recipe.training.seed is not None
+    return EngineSum(
+        model=prepared.model,
+        units=prepared.units,
+        inputs=prepared.views,
+        clip_norm=plan.clip_norm,
+        source=prepared.source,
+        max_rows=max_rows,
+        loss=prepared.loss,
+        clipping=prepared.clipping,
+        choices=Choices(deterministic=True) if seeded else None,
+    )
+
+
 def _identity(prepared: Prepared) -> dict[str, Any]:
     """What may not change between start and resume, beside the recipe."""
     seed = prepared.recipe.training.seed
@@ -317,6 +335,7 @@ def _identity(prepared: Prepared) -> dict[str, Any]:
         "fingerprint": prepared.units.data.fingerprint,
         "plan": plan_values(prepared.plan),
         "source": "the operating system" if seed is None else f"seed {seed}",
+        "components": prepared.components.names(),
     }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from sfumato.accounting import SampledGaussian
 from sfumato.data import ImageSet
-from sfumato.gradients import ClippedSum
 from sfumato.models.fixed_features import FeatureClassifier, FixedFeatures
-from sfumato.training.head import HeadSum, private_mean
+from sfumato.training.head import private_mean
 from sfumato.training.inputs import Microbatch, Units
 from sfumato.training.last_layer import LastLayerViews
 
@@ -114,30 +113,3 @@ def in_closed_form(model: nn.Module, views: object, units: Units) -> bool:
     if type(head) is not nn.Linear or head.bias is None or not head.bias.requires_grad:
         return False
     return head.weight.device.type == "cpu" and head.weight.dtype == torch.float32
-
-
-@torch.no_grad()
-def closed_form_sums(
-    model: nn.Module, views: object, units: Units
-) -> Callable[[Tensor, float], ClippedSum] | None:
-    """Clipped sums of a linear head over units, five times as fast as the engine; None if it is not one.
-
-    Call it when everything before the head is final: the head's rows are computed here, once.
-    """
-    if not in_closed_form(model, views, units):
-        return None
-    rows = views.features
-    if isinstance(model, FeatureClassifier):
-        rows = torch.empty(views.features.shape)
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            part = slice(start, start + ROWS_AT_ONCE)
-            rows[part] = model.features(views.features[part])
-    sums = HeadSum(rows, units.data.labels, num_classes=model.head.out_features)
-
-    def total(indices: Tensor, clip_norm: float) -> ClippedSum:
-        chosen = None if len(indices) == len(units) else indices
-        weight, bias = model.head.weight.detach(), model.head.bias.detach()
-        found = sums(weight, bias, clip_norm=clip_norm, indices=chosen)
-        return replace(found, gradients={f"head.{name}": value for name, value in found.gradients.items()})
-
-    return total

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -86,6 +87,36 @@ class Units:
             held += len(chosen)
         if group:
             yield indices[first:], group
+
+
+class Inputs(Protocol):
+    """How the units of a step become rows for the model."""
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Public constants that pixels are normalised with."""
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Public constants that pixels are normalised with."""
+
+    @property
+    def count(self) -> int:
+        """Random views of each image; 0: the image as it is."""
+
+    def microbatches(
+        self,
+        units: Units,
+        indices: Tensor,
+        *,
+        max_rows: int,
+        randomness: UnitRandomness,
+        device: torch.device,
+    ) -> Iterator[Microbatch]:
+        """Rows of the units in ``indices``, a unit's always together.
+
+        Guarantee: a unit's rows do not depend on its place among ``indices`` or on the others.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,69 @@
+"""Parts of training by name, for recipes, and brought by a caller, for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from sfumato.gradients import CLIPPINGS, Clipping
+from sfumato.privacy.sampling_schemes import SamplingScheme
+from sfumato.recipes.recipe import Recipe
+from sfumato.training.gradient_sums import Loss
+from sfumato.training.optimizers import build_optimizer
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+LOSSES: Mapping[str, Loss] = {
+    "cross-entropy": cross_entropy,
+    "label-smoothing": partial(cross_entropy, label_smoothing=0.1),
+}  # by the names that recipes use
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components:
+    """What a caller brings instead of what the recipe names; None: as the recipe says.
+
+    ``optimizer`` gets the trained parameters; its learning rate is set by the recipe's schedule.
+    """
+
+    loss: Loss | None = None
+    clipping: Clipping | None = None
+    sampling: SamplingScheme | None = None
+    optimizer: OptimizerFactory | None = None
+
+    def loss_of(self, recipe: Recipe) -> Loss:
+        return self.loss if self.loss is not None else LOSSES[recipe.training.loss]
+
+    def clipping_of(self, recipe: Recipe) -> Clipping:
+        return self.clipping if self.clipping is not None else CLIPPINGS[recipe.privacy.clipping]
+
+    def optimizer_of(self, recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer over the parameters of ``model`` that are trained."""
+        if self.optimizer is not None:
+            return self.optimizer([value for value in model.parameters() if value.requires_grad])
+        settings = recipe.training
+        return build_optimizer(
+            settings.optimizer,
+            model,
+            learning_rate=settings.learning_rate,
+            options=dict(settings.optimizer_options),
+        )
+
+    def names(self) -> dict[str, str]:
+        """What was brought, for the state of a run: a resumed run must bring the same."""
+        brought = {"loss": self.loss, "clipping": self.clipping, "sampling": self.sampling}
+        brought |= {"optimizer": self.optimizer}
+        return {key: _described(value) for key, value in brought.items() if value is not None}
+
+
+AS_THE_RECIPE_SAYS = Components()
+
+
+def _described(value: object) -> str:
+    kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
