@@ -49,3 +49,22 @@ def test_a_part_of_a_model_can_be_trained(trained: str) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained in name)
     assert_private_step_is_exact(model, torch.randn(4, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        ConvNextLike,
+        VitLike,
+        lambda: VitLike(attention=TorchAttention),
+        lambda: sfumato.make_private_ready(MobileNetLike())[0],
+        FoldedVit,
+        lambda: sfumato.make_private_ready(VectorNorm())[0],
+    ],
+    ids=["ConvNeXt", "ViT", "ViT-MultiheadAttention", "MobileNet", "MobileViT", "vectors"],
+)
+def test_users_models_are_not_refused_without_need(build: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    assert sfumato.doctor.check_model(build(), torch.randn(2, 3, 8, 8)) == []
+    with pytest.raises(sfumato.PrivacyError, match="mixes-examples"):
+        sfumato.doctor.check_model(MobileNetLike(), torch.randn(2, 3, 8, 8))

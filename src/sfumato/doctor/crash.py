@@ -28,7 +28,7 @@ class _Norms(Operations):
     in_channels_last = False
 
     def see(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if operation is torch.ops.aten.native_group_norm.default and not args[0].is_contiguous():
+        if operation is torch.ops.aten.native_group_norm.default and _in_channels_last(args[0]):
             self.in_channels_last = True
         return operation(*args, **kwargs)
 
@@ -37,7 +37,7 @@ class _Guard(Operations):
     def see(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if operation is torch.ops.aten.native_group_norm_backward.default:
             x, mask = args[1], args[-1]
-            if not mask[0] and (mask[1] or mask[2]) and not x.is_contiguous():
+            if not mask[0] and (mask[1] or mask[2]) and _in_channels_last(x):
                 raise ModelError(
                     "crashing-norm",
                     "a group norm would be differentiated in channels last, its input needing no gradient.",
@@ -45,3 +45,8 @@ class _Guard(Operations):
                     fix="Call .contiguous() on the norm's input, or use plain nn.GroupNorm.",
                 )
         return operation(*args, **kwargs)
+
+
+def _in_channels_last(x: Tensor) -> bool:
+    """Whether PyTorch takes it for that: maps of 1 x 1 are contiguous too, and only their strides tell."""
+    return not x.is_contiguous() or (x.ndim > 3 and x.stride(1) == 1 and x.stride(-1) >= x.shape[1] > 1)
