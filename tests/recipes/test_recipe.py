@@ -119,7 +119,6 @@ def test_a_misspelt_key_is_refused_with_the_nearest_one():
         ("[privacy]\nepsilon = 1" + "0" * 400, "bad-value"),
         ("[features]\nmean_noise_multiplier = 1e-9", "bad-value"),
         ("[model]\noptions = { width = [3] }", "bad-value"),
-        ("[model]\noptions = { width = nan }", "bad-value"),
         ("[reference]\nvalue = 101", "bad-value"),
         ("[reference]\nvalu = 50", "unknown-key"),
         ("[reference]\nours = [{ data = 'x', epsilon = 1, median = 5, n = 0, minutes = 1 }]", "bad-value"),
