@@ -19,6 +19,7 @@ from sfumato.cli import cli
 from sfumato.errors import DataError, ModelError, RunError
 from sfumato.models import efficientnet_lite
 from sfumato.privacy.plan import Plan
+from sfumato.release import release as release_module
 from sfumato.release.card import model_card
 from sfumato.release.release import write_release
 from sfumato.run.session import train
@@ -168,6 +169,22 @@ def test_a_release_that_does_not_fit_is_refused(release, spoil):
         sfumato.load(release)
     assert caught.value.code == "bad-release"
     assert time.perf_counter() - began < 5
+
+
+def test_a_network_larger_than_its_weights_is_never_built(release, monkeypatch):
+    built = []
+
+    def recorded(name, **options):
+        built.append(name)
+        return sfumato.create_model(name, **options)
+
+    monkeypatch.setattr(release_module, "create_model", recorded)
+    sfumato.load(release)
+    assert len(built) == 1  # the control
+    change(release / "config.json", model={"name": "resnet9", "options": {"width": 300}})
+    with pytest.raises(ModelError, match="bad-release"):
+        sfumato.load(release)
+    assert len(built) == 1
 
 
 def test_an_unfinished_run_and_a_strange_folder_are_told_apart(run, tmp_path):
