@@ -20,6 +20,7 @@ from sfumato.cli import cli
 from sfumato.errors import DataError, ModelError, RunError
 from sfumato.models import efficientnet_lite
 from sfumato.privacy.plan import Plan
+from sfumato.release import release as release_module
 from sfumato.release.card import model_card
 from sfumato.release.release import WEIGHTS, write_release
 from sfumato.run.session import train
@@ -193,6 +194,22 @@ def test_whole_numbers_are_no_weights(release):
     save_file({**weights, "head.weight": weights["head.weight"].long()}, release / WEIGHTS)
     with pytest.raises(ModelError, match=r"head\.weight is torch\.int64"):
         sfumato.load(release)
+
+
+def test_a_network_larger_than_its_weights_is_never_built(release, monkeypatch):
+    built = []
+
+    def recorded(name, **options):
+        built.append(name)
+        return sfumato.create_model(name, **options)
+
+    monkeypatch.setattr(release_module, "create_model", recorded)
+    sfumato.load(release)
+    assert len(built) == 1  # the control
+    change(release / "config.json", model={"name": "resnet9", "options": {"width": 300}})
+    with pytest.raises(ModelError, match="bad-release"):
+        sfumato.load(release)
+    assert len(built) == 1
 
 
 def test_an_unfinished_run_and_a_strange_folder_are_told_apart(run, tmp_path):

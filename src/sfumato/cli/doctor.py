@@ -85,10 +85,10 @@ def _plan_findings(recipe: Recipe, splits: DataSplits) -> list[Finding]:
 
 def _model_findings(recipe: Recipe, splits: DataSplits | None) -> list[Finding]:
     """The network is built as a run builds it: options, channels, first weights, trained parts."""
-    from sfumato.run import prepare as preparation
     from sfumato.doctor import Finding, check_forward
     from sfumato.errors import ModelError, PrivacyError
     from sfumato.randomness import SecureSource
+    from sfumato.run import prepare as preparation
 
     splits = splits or _blank_images(recipe)
     device = preparation.choose_device(recipe.performance.device)
