@@ -57,9 +57,9 @@ def scores_not_finite(patch):
 
 @fault("any-state-fits", tests=(f"{FOLDERS}::test_state_tensors", f"{FOLDERS}::test_state_values"))
 def any_state_fits(patch):
-    from sfumato.run.state import RunState, SavedValues
+    from sfumato.run import state
 
-    original = RunState.restore.__globals__["parse_json"]
-    patch.setitem(RunState.restore.__globals__, "parse_json", lambda data, shape: original(data, dict))
-    patch.setattr(SavedValues, "__missing__", dict.__getitem__, raising=False)
-    patch.setattr(RunState, "_check_average", lambda self, average: None)
+    original = state.parse_json
+    patch.setattr(state, "parse_json", lambda data, shape: original(data, dict))
+    patch.delattr(state.SavedValues, "__missing__")
+    patch.setattr(state.RunState, "_check_average", lambda self, average: None)
