@@ -30,14 +30,9 @@ def draws_of_the_global_generator(patch: MonkeyPatch) -> None:
     )
 
 
-@fault("positions-taken-for-rows", tests=("gradients/test_stochastic.py",))
-def positions_taken_for_rows(patch: MonkeyPatch) -> None:
-    rewrite(
-        patch,
-        "sfumato.gradients.stochastic:layout_of",
-        "elif first[:1] == (2,) and second[:1] == (3,) and first[1:] == second[1:]:",
-        "elif True:",
-    )
+@fault("rows-of-a-unit-draw-alike", tests=("gradients/test_stochastic.py",))
+def rows_of_a_unit_draw_alike(patch: MonkeyPatch) -> None:
+    rewrite(patch, "sfumato.gradients.stochastic:RowDraws.of", "sizes), rows)", "sizes), 0 * rows)")
 
 
 @fault("repeated-with-other-draws", tests=("gradients/test_stochastic.py",))
