@@ -4,7 +4,7 @@ import sys
 
 import sfumato
 from sfumato.recipes.recipe import load_recipe, with_settings
-from sfumato.run.session import train
+from sfumato.run import train
 
 num_steps = int(sys.argv[1]) if len(sys.argv) > 1 else 80
 recipe = with_settings(load_recipe("demo/digits"), {"privacy.epsilon": 2.0, "training.num_steps": num_steps})

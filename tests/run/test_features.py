@@ -9,8 +9,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-import sfumato.release.release
+import sfumato
 import sfumato.run.features
+import sfumato.training.fixed_rows
 from sfumato.accounting import SampledGaussian
 from sfumato.data import DataSplits, ImageSet
 from sfumato.data.generated import dead_leaves
@@ -58,7 +59,7 @@ def test_a_run_learns_releases_one_whole_model_and_counts_the_mean(tmp_path):
         result = train(recipe_for(), out=tmp_path / "run", data=splits, ledger=ledger)
     assert result.scores.accuracy > 0.8
     assert result.privacy["epsilon"] <= 8.0
-    loaded = sfumato.release.load(tmp_path / "run")
+    loaded = sfumato.load(tmp_path / "run")
     predicted = loaded.logits(splits.test.images).argmax(1)
     assert (predicted == splits.test.labels).double().mean().item() == pytest.approx(result.scores.accuracy)
     assert loaded.model.centre.abs().sum() > 0
@@ -85,13 +86,13 @@ def test_a_run_on_features_goes_on_after_a_crash_with_the_mean_it_released(tmp_p
     splits = DataSplits(train=bright_and_dark(300, seed=1), val=None, test=bright_and_dark(100, seed=2))
     changes = {"training.num_steps": 8, "training.learning_rate": 5.0}
     recipe = recipe_for(**{**changes, "performance.save_every_seconds": 0.0})
-    releases, real = [], sfumato.features.rows.private_mean
+    releases, real = [], sfumato.training.fixed_rows.private_mean
 
     def counted(*arguments, **options):
         releases.append(real(*arguments, **options))
         return releases[-1]
 
-    monkeypatch.setattr(sfumato.features.rows, "private_mean", counted)
+    monkeypatch.setattr(sfumato.training.fixed_rows, "private_mean", counted)
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         train(recipe, out=tmp_path / "whole", data=splits, ledger=ledger)
         assert len(releases) == 1
@@ -111,7 +112,7 @@ def test_a_run_on_features_goes_on_after_a_crash_with_the_mean_it_released(tmp_p
     assert watcher.start_step == 2
     assert watcher.notes[0].startswith("1 step is done again")
     assert spent == 8
-    whole, parts = (sfumato.release.load(tmp_path / name).model for name in ("whole", "parts"))
+    whole, parts = (sfumato.load(tmp_path / name).model for name in ("whole", "parts"))
     assert torch.equal(parts.centre, releases[1])
     assert torch.equal(whole.head.weight, parts.head.weight)
 
@@ -129,7 +130,7 @@ def test_a_secure_run_on_features_keeps_its_mean_and_another_run_draws_another(t
                 )
             centres[name] = load_state(tmp_path / name / "state").tensors["model.centre"]
         train(recipe, out=tmp_path / "one", data=splits, ledger=ledger, resume=True)
-    released = sfumato.release.load(tmp_path / "one").model.centre
+    released = sfumato.load(tmp_path / "one").model.centre
     assert torch.equal(released, centres["one"])
     assert not torch.equal(released, centres["two"])
 
@@ -219,7 +220,7 @@ def test_a_full_disk_is_named_when_features_cannot_be_kept(monkeypatch):
     def full(*_, **__):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(sfumato.features.rows, "save_file", full)
+    monkeypatch.setattr(sfumato.run.features, "save_file", full)
     splits = DataSplits(train=bright_and_dark(20, seed=1), val=None, test=None)
     with pytest.raises(DataError, match=r"cache-not-writable.*the disk is full"):
         prepare(recipe_for(**{"privacy.delta": 1e-2}), data=splits)
@@ -263,7 +264,7 @@ def test_a_small_net_on_scattering_maps_learns_and_is_released_whole(tmp_path):
         recipe = with_settings(recipe, changes)
         result = train(recipe, out=tmp_path / "run", data=splits, ledger=ledger)
     assert result.scores.accuracy > 0.8
-    loaded = sfumato.release.load(tmp_path / "run")
+    loaded = sfumato.load(tmp_path / "run")
     predicted = loaded.logits(splits.test.images).argmax(1)
     assert (predicted == splits.test.labels).double().mean().item() == pytest.approx(result.scores.accuracy)
     assert not loaded.model.centre.any()  # this recipe releases no mean

@@ -81,7 +81,7 @@ def test_a_full_disk_is_a_coded_error_and_the_old_state_stays(tmp_path, monkeypa
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    target = "sfumato.state.save_file" if broken == "save_file" else f"sfumato.state.os.{broken}"
+    target = "sfumato.run.state.save_file" if broken == "save_file" else f"sfumato.files.os.{broken}"
     with monkeypatch.context() as patch:
         patch.setattr(target, full)
         with pytest.raises(RunError, match="No space left") as caught:
