@@ -20,7 +20,8 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_sets(as_json: bool) -> None:
     """The known data sets and where they are."""
-    from sfumato.data.known import KNOWN_SETS, data_home
+    from sfumato.data.known import KNOWN_SETS
+    from sfumato.files import data_home
 
     rows = []
     for known in KNOWN_SETS.values():

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import DataError
 from sfumato.features.workers import one_per_core
-from sfumato.files import workspace
+from sfumato.files import cache_home, put, workspace
 
 OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
@@ -29,12 +29,6 @@ _VERSION = "sfumato features 1"  # change it whenever features of the same modul
 _ROWS_AT_ONCE = 256  # rows of one task: enough for an efficient projection, few enough for an even load
 _HEADER = 128  # bytes before the rows
 _ROWS_PER_PART = 16 * _ROWS_AT_ONCE  # rows kept at once: minutes of the slowest network on two cores
-
-
-def cache_home() -> Path:
-    """``SFUMATO_CACHE``/features, else ``~/.cache/sfumato/features``."""
-    base = os.environ.get("SFUMATO_CACHE")
-    return Path(base).expanduser() / "features" if base else Path("~/.cache/sfumato/features").expanduser()
 
 
 def features_of(
@@ -50,7 +44,7 @@ def features_of(
     name is a checksum of it, of the weights and of the images in order: a change of any is another entry.
     Parts are kept as they are done, so that an interruption loses no more than one.
     """
-    entry = (folder or cache_home()) / f"{checksum(module, images)}.npy"
+    entry = (folder or cache_home("features")) / f"{checksum(module, images)}.npy"
     if _found(entry, len(images)) is None:
         every = range(len(images))
         parts = {
@@ -159,9 +153,7 @@ def _write(entry: Path, blocks: Sequence[np.ndarray]) -> None:
                 file.write(_header(sum(map(len, blocks)), blocks[0].shape[1]))
                 for rows in blocks:
                     file.write(np.ascontiguousarray(rows, dtype="<f4"))
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(entry)
+            put(unfinished, entry)
     except OSError as error:
         raise not_writable(entry.parent, error) from error
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import sqlite3
 import time
@@ -21,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfumato.files import ledger_home
 from sfumato.ledger.account import Account
 from sfumato.ledger.database import connect, links_in, packed, receipt_of, transaction
 from sfumato.ledger.links import Links, key_beside, links_of, read_links, write_links
@@ -35,14 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Account", "Cap", "Ledger", "Record", "Total"]
 
 
-def default_path() -> Path:
-    """SFUMATO_LEDGER, else ledger.sqlite in the user's data folder."""
-    if os.environ.get("SFUMATO_LEDGER"):
-        return Path(os.environ["SFUMATO_LEDGER"])
-    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(home) / "sfumato" / "ledger.sqlite"
-
-
 class Ledger:
     """The record of all spending, safe for several processes at once. Get one with ``Ledger.open``."""
 
@@ -51,8 +43,8 @@ class Ledger:
 
     @classmethod
     def open(cls, path: str | Path | None = None) -> Ledger:
-        """The ledger at ``path`` (by default ``default_path()``), created if it is not there."""
-        place = Path(path) if path is not None else default_path()
+        """The ledger at ``path`` (by default ``files.ledger_home()``), created if it is not there."""
+        place = Path(path) if path is not None else ledger_home()
         return cls(connect(place), place)
 
     def close(self) -> None:

@@ -95,8 +95,7 @@ def key_beside(ledger: Path) -> bytes:
         key = path.read_bytes()
     except FileNotFoundError:
         key = os.urandom(32)
-        with replacing(path) as temporary:
-            temporary.touch(mode=0o600)
+        with replacing(path, mode=0o600) as temporary:
             temporary.write_bytes(key)
     except OSError as error:
         raise _bad_key(path, error) from error
@@ -119,8 +118,8 @@ def write_links(folder: Path, links: Links, *, fingerprint: str) -> None:
     held = {"image_ids": links.image_ids, "patient_tags": links.patient_tags}
     held = {name: values for name, values in held.items() if values is not None}
     data = save(held, metadata={"fingerprint": fingerprint, "key_id": links.key_id})
-    with replacing(folder / LINKS_FILE) as temporary:
-        temporary.touch(mode=0o600)  # whoever has an image can see whether it is among them
+    # readable by its owner only: whoever has an image can see whether it is among them
+    with replacing(folder / LINKS_FILE, mode=0o600) as temporary:
         temporary.write_bytes(data)
 
 

@@ -6,7 +6,6 @@ not fit is refused.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from sfumato.accounting import event_from_dict
 from sfumato.data.augmentation import check_normalisation
 from sfumato.data.readers.decode import decode_image
 from sfumato.errors import ConfigError, DataError, ModelError, RunError
-from sfumato.files import read_json, replacing, sync_folder, write_json, write_text
+from sfumato.files import read_json, replace_folder, replacing, workspace, write_json, write_text
 from sfumato.models import create_model, find_variant, weight_shapes
 from sfumato.release.documents import Config, Privacy
 from sfumato.training.evaluation import predict_logits
@@ -129,22 +128,16 @@ def write_release(
 
     Guarantee: only what is passed here is written; nothing is computed from training data.
     """
-    building = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(building, ignore_errors=True)
-    try:
-        building.mkdir(parents=True)
+    with workspace(folder.parent) as work:
+        building = work / folder.name
+        building.mkdir()
         weights = {name: value.detach().to("cpu").contiguous() for name, value in model.state_dict().items()}
         with replacing(building / WEIGHTS) as temporary:
             save_file(weights, temporary, metadata={"format": "pt"})
         write_json(building / CONFIG, {"format": FORMAT, **config})
         write_json(building / PRIVACY, privacy)
         write_text(building / CARD, card)
-        if folder.exists():
-            shutil.rmtree(folder)
-        building.rename(folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        replace_folder(building, folder)
 
 
 def load(path: str | Path, *, model: nn.Module | None = None) -> ReleasedModel:

