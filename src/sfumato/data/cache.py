@@ -66,15 +66,15 @@ def kept_images(
     entry: Path, shape: tuple[int, ...], compute: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 ) -> tuple[torch.Tensor, np.ndarray]:
     """The entry's images and content ids; written first if it is not there, anew if it is damaged."""
-    found = map_entry(entry, shape)
-    if found is None:
+    mapped = map_entry(entry, shape)
+    if mapped is None:
         shutil.rmtree(entry, ignore_errors=True)
         write_entry(entry, compute())
-        found = map_entry(entry, shape)
-    if found is None:
+        mapped = map_entry(entry, shape)
+    if mapped is None:
         with _disk_errors(entry.parent):
             raise OSError("what was written is not there, or was changed")
-    return found
+    return mapped
 
 
 def map_entry(entry: Path, shape: tuple[int, ...]) -> tuple[torch.Tensor, np.ndarray] | None:

@@ -1,7 +1,7 @@
 """The data set ``generated``: dead leaves labelled by how they were drawn, to pre-train on without any data.
 
-Whoever can tell the shape, size, direction and texture of the leaves has learnt what edges, corners, scales
-and textures are. The images are drawn once for each size, and kept.
+A network that can tell the shape, size, direction and texture of the leaves has learnt what edges, corners,
+scales and textures are. The images are drawn once for each size, and kept.
 """
 
 from __future__ import annotations

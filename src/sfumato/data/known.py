@@ -52,15 +52,15 @@ class KnownSet:
 
     def require(self) -> Path:
         """Its folder, or an error that says the command that fetches it."""
-        found = self.locate()
-        if found is None:
+        folder = self.locate()
+        if folder is None:
             raise DataError(
                 "data-not-found",
                 f"{self.name} is not in {data_home()} (looked for {' or '.join(self.folders)}).",
                 why="Known sets are looked for under SFUMATO_DATA, by default the user's cache folder.",
                 fix=f"Run: sfumato data get {self.name}",
             )
-        return found
+        return folder
 
 
 KNOWN_SETS: dict[str, KnownSet] = {

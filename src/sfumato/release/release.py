@@ -1,4 +1,4 @@
-"""The folder that may leave the house: weights, config, guarantee and model card; written and read here.
+"""The folder that may be published: weights, config, guarantee and model card; written and read here.
 
 Reading trusts nothing: weights are safetensors, the model is rebuilt from the zoo by name, and whatever does
 not fit is refused.
@@ -51,7 +51,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedModel:
-    """A released classifier with everything needed to use it and to judge its guarantee."""
+    """A released classifier with everything needed to use it and to assess its guarantee."""
 
     model: nn.Module
     classes: tuple[str, ...]
@@ -71,12 +71,12 @@ class ReleasedModel:
         mean, std = tuple(self.config["mean"]), tuple(self.config["std"])
         rows = min(batch_size, self._rows_at_once)
         try:
-            found = predict_logits(self.model, images, mean=mean, std=std, batch_size=rows)
+            logits = predict_logits(self.model, images, mean=mean, std=std, batch_size=rows)
         except RuntimeError as error:  # a network whose layers do not meet at this size
             raise _unusable(f"it cannot take images of {channels} x {size} x {size}: {error}") from error
-        if found.shape != (len(images), len(self.classes)) or not found.isfinite().all():
+        if logits.shape != (len(images), len(self.classes)) or not logits.isfinite().all():
             raise _unusable(f"its output is not a finite number for each of the {len(self.classes)} classes")
-        return found
+        return logits
 
     def predict(self, images: Tensor | np.ndarray | Sequence[str | Path]) -> list[Prediction]:
         """Classify image files, or uint8 images (N, C, H, W)."""
@@ -240,11 +240,11 @@ def _check_guarantee(privacy: Privacy) -> None:
 
 
 def _check_numbers(weights: Mapping[str, Tensor], network: nn.Module, folder: Path) -> None:
-    """Refuse whole or complex numbers for real weights, which PyTorch would convert without a word."""
+    """Refuse whole or complex numbers for real weights, which PyTorch would convert silently."""
     for name, value in network.state_dict().items():
-        found = weights.get(name)
-        if found is not None and found.is_floating_point() != value.is_floating_point():
-            raise _bad_release(folder, f"{WEIGHTS} does not fit: {name} is {found.dtype}, not {value.dtype}")
+        stored = weights.get(name)
+        if stored is not None and stored.is_floating_point() != value.is_floating_point():
+            raise _bad_release(folder, f"{WEIGHTS} does not fit: {name} is {stored.dtype}, not {value.dtype}")
 
 
 def _unusable(what: str) -> ModelError:
