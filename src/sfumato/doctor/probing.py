@@ -1,4 +1,4 @@
-"""A model under examination: rows to ask it with, and everything about it as it was afterwards."""
+"""A model under examination: rows to pass through it, and everything about it as it was afterwards."""
 
 from __future__ import annotations
 
