@@ -73,7 +73,7 @@ def _recipe(name: str | None, changes: dict[str, object]) -> Recipe:
 
 
 def _one_step(recipe: Recipe) -> Recipe:
-    """The recipe with a budget that suits any data: without data there is a network to examine, but no plan."""
+    """The recipe with a budget that suits any data: without data there is no plan, but a network."""
     from sfumato.recipes.recipe import with_settings
 
     absent = ("privacy.epsilon", "privacy.delta", "training.num_epochs", "training.batch_size")
