@@ -25,7 +25,7 @@ lint: .venv/installed-dev
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/installed: pyproject.toml | .venv/bin/python
+.venv/installed: pyproject.toml setup.py | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 

@@ -26,7 +26,7 @@ def only_the_last_row_disturbed(patch: MonkeyPatch) -> None:
         patch,
         "sfumato.doctor.row_independence:check_independence",
         "    for variant in VARIANTS:\n",
-        "    examination.ask(Variant('another example changes', tuple(range(7)), replaced=(6,)))\n"
+        "    examination.compare(Variant('another example changes', tuple(range(7)), replaced=(6,)))\n"
         "    return examination.drawing\n    for variant in VARIANTS:\n",
     )
 
@@ -45,7 +45,7 @@ def probe_smaller_than_training(patch: MonkeyPatch) -> None:
 def state_between_passes_accepted(patch: MonkeyPatch) -> None:
     rewrite(
         patch,
-        "sfumato.doctor.row_independence:_Examination._ask_again",
+        "sfumato.doctor.row_independence:_Examination._repeat",
         "        if _moved(self.plain, outputs, self.tolerance):\n",
         "        if False:\n",
     )
@@ -76,7 +76,7 @@ def tolerance_of_the_whole(patch: MonkeyPatch) -> None:
     rewrite(
         patch,
         "sfumato.doctor.gradient_check:RowGradients.compare",
-        "            if not error <= limit * own + floor:\n",
+        "            if not error <= limit * gradient_norm + floor:\n",
         "            if not error <= limit * self.clip_norm + floor:\n",
     )
 

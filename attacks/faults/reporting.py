@@ -52,7 +52,7 @@ def epsilon_without_figures(patch):
 
 @fault("scores-not-finite", tests=(f"{RELEASE}::test_weights_beyond_all_numbers_predict_nothing",))
 def scores_not_finite(patch):
-    rewrite(patch, "sfumato.release.release:ReleasedModel.logits", "or not found.isfinite().all()", "")
+    rewrite(patch, "sfumato.release.release:ReleasedModel.logits", "or not logits.isfinite().all()", "")
 
 
 @fault("any-state-fits", tests=(f"{FOLDERS}::test_state_tensors", f"{FOLDERS}::test_state_values"))

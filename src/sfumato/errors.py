@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class SfumatoError(Exception):
-    """Something the user can mend: what happened, why it matters, how to fix it."""
+    """An error that the user can fix: what happened, why it matters, how to fix it."""
 
     exit_code = 1
 

@@ -133,11 +133,11 @@ class UnitRandomness:
         places = np.arange(num_blocks, dtype=np.uint64) | np.uint64(stream << 32)
         encryptor = self._cipher.encryptor()
         for start in range(0, len(owners) if count else 0, at_once):
-            some = owners[start : start + at_once]
-            blocks = np.empty((len(some), num_blocks, 2), dtype="<u8")
-            blocks[:, :, 0], blocks[:, :, 1] = some[:, None], places
+            batch = owners[start : start + at_once]
+            blocks = np.empty((len(batch), num_blocks, 2), dtype="<u8")
+            blocks[:, :, 0], blocks[:, :, 1] = batch[:, None], places
             drawn = np.frombuffer(encryptor.update(blocks.data.cast("B")), dtype="<u4")
-            out[start : start + at_once] = drawn.reshape(len(some), -1)
+            out[start : start + at_once] = drawn.reshape(len(batch), -1)
         return out[:, :count]
 
 

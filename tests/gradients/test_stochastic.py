@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from oracles import distance, norm_of, reference
 from sfumato.errors import PrivacyError
 from sfumato.gradients import Choices, clipped_sum
-from sfumato.gradients.random_operations import ANSWERS, RandomOperations
+from sfumato.gradients.random_operations import REPLACEMENTS, RandomOperations
 from sfumato.randomness import SeededSource, UnitRandomness
 
 CLIP = 1.0
@@ -340,7 +340,7 @@ def test_an_unknown_random_operation_is_refused():
     inputs, targets = batch(4)
     with pytest.raises(PrivacyError, match="random-operation"):
         summed(nn.Sequential(Poisson(), nn.Linear(20, 3)), inputs, targets, torch.arange(4))
-    assert all(hasattr(torch.ops.aten, name.partition(".")[0]) for name in ANSWERS)
+    assert all(hasattr(torch.ops.aten, name.partition(".")[0]) for name in REPLACEMENTS)
 
 
 @pytest.mark.parametrize("ids", [None, torch.tensor([0, 0, 1, 2]), torch.arange(3), [0, 1, 2, 3]])

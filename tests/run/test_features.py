@@ -303,7 +303,7 @@ def test_a_model_without_fixed_features_is_refused():
         ({"features.mean_noise_multiplier": 1e-320}, "bad-value"),
         ({"features.seed": 10**30}, "bad-value"),
         ({"model.name": "scatter_cnn", "model.options": {"image_size": 2}}, "image-too-small"),
-        ({"model.name": "scatter_cnn", "model.options": {"width": 10**23}}, "model-too-large"),
+        ({"model.name": "scatter_cnn", "model.options": {"width": 10**23}}, "bad-model-option"),
         ({"augmentation.views": 4}, "fixed-features"),  # as are mean and std: they would be ignored
         ({"data.mean": [0.5] * 3}, "fixed-features"),
         ({"data.std": [1.0] * 3}, "fixed-features"),

@@ -100,7 +100,7 @@ def test_killed_in_each_stage_the_command_goes_on(tmp_path, image_folder):
     data = image_folder(train=40, size=12, grey=True)
     recipe = with_settings(
         two_stages(pretraining__num_epochs=4.0, training__num_steps=40, training__batch_size=16),
-        {"data.name": str(data), "privacy.delta": 1e-2},
+        {"data.name": str(data), "data.image_size": 12, "data.channels": 1, "privacy.delta": 1e-2},
     )
     (tmp_path / "two.toml").write_text(recipe_to_toml(recipe))
     out = tmp_path / "run"

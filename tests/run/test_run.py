@@ -204,7 +204,7 @@ class BatchNormNet(SmallNet):
         ({"data__std": [0.0]}, None, ConfigError, "bad-normalisation"),
         ({"augmentation__padding": 9, "augmentation__views": 1}, None, ConfigError, "bad-augmentation"),
         ({"data__mean": []}, None, ConfigError, "bad-normalisation"),
-        ({"model__options": {"width": 400_000}}, None, ConfigError, "model-too-large"),
+        ({"model__options": {"width": 60_000}}, None, ConfigError, "model-too-large"),
         ({"model__name": "patches", "model__options": {}}, None, ConfigError, "no-features-section"),
         ({}, BatchNormNet, PrivacyError, "mixes-examples"),
     ],

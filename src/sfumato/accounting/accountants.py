@@ -64,9 +64,9 @@ def find_accountant(
             f"there is no neighbouring relation {neighbouring!r}.",
             fix="Use add-or-remove (default) or replace-one.",
         )
-    found = ACCOUNTANTS[accountant]
-    found.check(events)
-    return found
+    chosen = ACCOUNTANTS[accountant]
+    chosen.check(events)
+    return chosen
 
 
 def is_noiseless(events: Sequence[Event]) -> bool:

@@ -19,7 +19,7 @@ def solve_noise_multiplier(
 ) -> float:
     """The smallest noise multiplier, to ``tolerance``, with ``epsilon_of(noise_multiplier) <= target``.
 
-    Guarantee: the target is kept, never merely approached: the answer is taken from the safe side.
+    Guarantee: the target is kept, never merely approached: the result is taken from the safe side.
     """
     check_budget(target)
     high = guess

@@ -155,5 +155,5 @@ def event_from_dict(fields: Mapping[str, object]) -> Event:
     if kind == "sampled-gaussian":
         return SampledGaussian(**values)
     raise ConfigError(
-        "unknown-event", f"there is no privacy event {kind!r}.", fix="Update sfumato, or mend the file."
+        "unknown-event", f"there is no privacy event {kind!r}.", fix="Update sfumato, or correct the file."
     )

@@ -78,7 +78,7 @@ def is_hopeless(events: tuple[Event, ...], neighbouring: Neighbouring, *, group_
 def loss_distribution(
     events: tuple[SampledGaussian, ...], neighbouring: Neighbouring
 ) -> PrivacyLossDistribution:
-    """The composed privacy loss distribution; cached, for plots and bisections ask it many times."""
+    """The composed privacy loss distribution; cached, since plots and bisections need it many times."""
     interval, total = discretisation(events, neighbouring), None
     for event in events:
         if event.sampling_rate == 1:  # full batches compose to one Gaussian, exactly

@@ -167,7 +167,7 @@ def _interleaved(steps: dict[str, Step], rounds: int) -> dict[str, float]:
 
 
 def _peak_bytes(step: Step) -> int | None:
-    """Resident memory that one step adds at its peak; None where the system does not tell."""
+    """Resident memory that one step adds at its peak; None where the system does not report it."""
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     try:
         ctypes.CDLL(None).malloc_trim(0)

@@ -200,8 +200,8 @@ def _print(plan: Plan, unknown: str, people: dict[str, object], plot: Path | Non
         click.echo(f"{name:<17} {value:<10}{'   <- solved' if name == unknown else ''}")
     click.echo(f"{'num_examples':<17} {plan.num_examples:<10} sampling rate {plan.sampling_rate:.4g}")
     click.echo(f"{'mu_gdp':<17} {round_up(figures['mu_gdp'] or float('inf')):<10} {figures['mu_gdp_kind']}")
-    found = round_up(100 * (1 - dict(figures["trade_off"])[0.01]), 3)
-    click.echo(f"{'membership test':<17} {found:<10} % of members found at most, at 1 % false alarms")
+    members_found = round_up(100 * (1 - dict(figures["trade_off"])[0.01]), 3)
+    click.echo(f"{'membership test':<17} {members_found:<10} % of members found at most, at 1 % false alarms")
     search = (
         "" if plan.tuning_runs is None else f"; the best of {plan.tuning_runs:g} runs on average is published"
     )
@@ -210,8 +210,10 @@ def _print(plan: Plan, unknown: str, people: dict[str, object], plot: Path | Non
     )
     if people.get("images_per_person"):
         eps = people["person_epsilon"]
-        said = "no useful bound" if eps is None else f"ε = {round_up(eps)}"
-        click.echo(f"A person with {people['images_per_person']} images: {said} ({people['person_method']}).")
+        bound_text = "no useful bound" if eps is None else f"ε = {round_up(eps)}"
+        click.echo(
+            f"A person with {people['images_per_person']} images: {bound_text} ({people['person_method']})."
+        )
     if plan.delta > 1 / plan.num_examples:
         click.echo(f"Warning: delta is above 1/{plan.num_examples}; such a guarantee is weak.", err=True)
     if plot is not None:

@@ -20,11 +20,12 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_sets(as_json: bool) -> None:
     """The known data sets and where they are."""
-    from sfumato.data.known import KNOWN_SETS, data_home
+    from sfumato.data.known import KNOWN_SETS
+    from sfumato.files import data_home
 
     rows = []
     for known in KNOWN_SETS.values():
-        found = known.locate()
+        folder = known.locate()
         rows.append(
             {
                 "name": known.name,
@@ -36,8 +37,8 @@ def list_sets(as_json: bool) -> None:
                 "num_classes": known.num_classes,
                 "terms": known.terms,
                 "cite": known.cite,
-                "available": known.is_built_in or found is not None,
-                "folder": None if found is None else str(found),
+                "available": known.is_built_in or folder is not None,
+                "folder": None if folder is None else str(folder),
             }
         )
     if as_json:
@@ -120,7 +121,7 @@ def import_file(file: Path, to: Path | None, as_json: bool) -> None:
 def generate(folder: Path, num_images: int, image_size: int, channels: str, seed: int, as_json: bool) -> None:
     """Draw images by chance alone (dead leaves) into FOLDER, as PNG files.
 
-    Nobody's data went into them, so features fitted on them cost no privacy.
+    No data went into them, so features fitted on them cost no privacy.
     """
     from sfumato.data.acquisition.fetching import write_generated
 
@@ -133,7 +134,7 @@ def generate(folder: Path, num_images: int, image_size: int, channels: str, seed
 
 @contextmanager
 def _progress(label: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal; nothing where nobody watches."""
+    """A bar on a terminal; nothing elsewhere."""
     import sys
 
     if quiet or not sys.stderr.isatty():

@@ -116,9 +116,9 @@ def _images(released: ReleasedModel, data: str, split: str | None) -> tuple[str,
     config: dict[str, Any] = released.config
     shape = {key: config[key] for key in ("image_size", "channels", "fit")}
     splits = load_data(data, **shape, classes=released.classes)
-    found = {"test": splits.test, "val": splits.val, "train": splits.train}
+    by_name = {"test": splits.test, "val": splits.val, "train": splits.train}
     order = [split] if split is not None else ["test", "val", "train"]
-    name = next((key for key in order if found[key] is not None), None)
+    name = next((key for key in order if by_name[key] is not None), None)
     if name is None:
         raise DataError("no-split", f"{data} has no {split} images", fix="Leave out --split, or add them.")
-    return name, found[name]
+    return name, by_name[name]

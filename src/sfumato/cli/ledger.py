@@ -70,9 +70,9 @@ def cap(
         accounting.check_epsilon(epsilon)
     accounting.check_delta(delta)
     with Ledger.open() as ledger:
-        fingerprint, told = _find(ledger, data, patient_from)
+        fingerprint, description = _find(ledger, data, patient_from)
         limit = None if lift else Cap(unit=unit, epsilon=epsilon, delta=delta)
-        ledger.set_cap(fingerprint, limit, unit=unit, **told)
+        ledger.set_cap(fingerprint, limit, unit=unit, **description)
         sheet = _sheet(ledger, fingerprint, delta)
     if as_json:
         echo_json(sheet)
@@ -91,7 +91,7 @@ def close(run_id: str, as_json: bool) -> None:
     from sfumato.ledger.ledger import Ledger
 
     with Ledger.open() as ledger:
-        known = [record.run_id for one in ledger.datasets() for record in ledger.records(one)]
+        known = [record.run_id for mark in ledger.datasets() for record in ledger.records(mark)]
         if run_id not in known:
             raise ConfigError(
                 "unknown-run", f"no run {run_id!r} is on record.", fix="See sfumato ledger show."
@@ -116,14 +116,16 @@ def import_command(folders: tuple[Path, ...], as_json: bool) -> None:
             for folder in folders
         }
     if as_json:
-        echo_json([{"folder": str(folder), "recorded": found} for folder, found in recorded.items()])
+        echo_json(
+            [{"folder": str(folder), "recorded": was_recorded} for folder, was_recorded in recorded.items()]
+        )
         return
-    for folder, found in recorded.items():
-        click.echo(f"{folder}: {'recorded' if found else 'has no record of spending'}")
+    for folder, was_recorded in recorded.items():
+        click.echo(f"{folder}: {'recorded' if was_recorded else 'has no record of spending'}")
 
 
 def _find(ledger: Ledger, data: str, patient_from: str | None = None) -> tuple[str, dict[str, Any]]:
-    """A data set on record, by the start of its fingerprint, or one that can be loaded, and what it tells."""
+    """A data set on record, by the start of its fingerprint; or one to be loaded, with its description."""
     matches = [
         (mark, name) for mark, name in ledger.datasets().items() if len(data) >= 6 and mark.startswith(data)
     ]
@@ -133,8 +135,12 @@ def _find(ledger: Ledger, data: str, patient_from: str | None = None) -> tuple[s
 
     splits = load_data(data, patient_from=patient_from)
     train = splits.train
-    told = {"name": train.name, "image_ids": train.content_ids, "patient_names": splits.names_of(train)}
-    return train.fingerprint, told
+    description = {
+        "name": train.name,
+        "image_ids": train.content_ids,
+        "patient_names": splits.names_of(train),
+    }
+    return train.fingerprint, description
 
 
 def _sheet(ledger: Ledger, fingerprint: str, delta: float | None) -> dict[str, object]:
@@ -143,7 +149,7 @@ def _sheet(ledger: Ledger, fingerprint: str, delta: float | None) -> dict[str, o
     records = ledger.records(fingerprint)
     caps = ledger.caps(fingerprint)
     counted = [record for record in records if record.counted]
-    at = delta or min([record.plan.delta for record in counted] + [one.delta for one in caps], default=1e-5)
+    at = delta or min([record.plan.delta for record in counted] + [cap.delta for cap in caps], default=1e-5)
     totals = []
     for unit in units_of(records):
         total = total_of(ledger.records(fingerprint, unit=unit), unit=unit, delta=at)
@@ -161,7 +167,7 @@ def _sheet(ledger: Ledger, fingerprint: str, delta: float | None) -> dict[str, o
         "fingerprint": fingerprint,
         "name": ledger.datasets().get(fingerprint, ""),
         "totals": totals,
-        "caps": [{"unit": one.unit, "epsilon": one.epsilon, "delta": one.delta} for one in caps],
+        "caps": [{"unit": cap.unit, "epsilon": cap.epsilon, "delta": cap.delta} for cap in caps],
         "unknown": ledger.unknown(fingerprint),
         "runs": [_line(record, fingerprint) for record in records],
     }
@@ -200,8 +206,8 @@ def _print(sheet: dict[str, object]) -> None:
             f"  spent per {total['unit']}: ε = {epsilon} at δ = {total['delta']:g} "
             f"({_runs(total['num_runs'])}, {total['neighbouring']}, {total['accountant']})"
         )
-    for one in sheet["caps"]:
-        click.echo(f"  cap per {one['unit']}: ε = {one['epsilon']:g} at δ = {one['delta']:g}")
+    for cap in sheet["caps"]:
+        click.echo(f"  cap per {cap['unit']}: ε = {cap['epsilon']:g} at δ = {cap['delta']:g}")
     if sheet["unknown"]:
         click.echo(
             f"  its {' and '.join(sheet['unknown'])} are not known, so it counts together with every data "

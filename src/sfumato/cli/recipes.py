@@ -1,4 +1,4 @@
-"""``sfumato recipes``: what ships, what it says, and whether yours is sound."""
+"""``sfumato recipes``: what ships, what it says, and whether a recipe file is valid."""
 
 from __future__ import annotations
 

@@ -112,13 +112,13 @@ def assemble(
         recipe = RunFolder(out).stored_recipe()
     else:
         recipe = load_recipe(recipe_name or DEFAULT_RECIPE)
-    wishes = dict(parse_assignment(text) for text in assignments)
+    settings = dict(parse_assignment(text) for text in assignments)
     if "model.name" in flags and flags["model.name"] != recipe.model.name:
         flags["model.options"] = {}  # another family has other options
-    asked = flags.get("privacy.epsilon", wishes.get("privacy.epsilon"))
-    if asked is not None and recipe.privacy.epsilon is None and "privacy.noise_multiplier" not in wishes:
+    budget = flags.get("privacy.epsilon", settings.get("privacy.epsilon"))
+    if budget is not None and recipe.privacy.epsilon is None and "privacy.noise_multiplier" not in settings:
         flags["privacy.noise_multiplier"] = None  # a budget asked for replaces the recipe's fixed noise
-    return with_settings(recipe, {**flags, **wishes})
+    return with_settings(recipe, {**flags, **settings})
 
 
 def default_name(recipe: Recipe) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +19,10 @@ import torch
 
 from sfumato.data.readers.decode import Fit, OnProgress, decode_files, num_threads
 from sfumato.errors import DataError
-from sfumato.files import workspace
+from sfumato.files import cache_home, put, sync, workspace
 
 MEMORY_LIMIT_BYTES = 256 * 2**20  # above this, decoded images are memory-mapped
 _VERSION = b"sfumato decoded 1"  # change it whenever decoding changes
-
-
-def cache_home() -> Path:
-    """Where decoded copies of large folders go: ``SFUMATO_CACHE``, else ``~/.cache/sfumato/decoded``."""
-    return Path(os.environ.get("SFUMATO_CACHE") or "~/.cache/sfumato/decoded").expanduser()
 
 
 def decode_all(
@@ -54,7 +48,7 @@ def decode_all(
             images[done : done + len(part)], ids[done : done + len(part)] = part, part_ids
             done += len(part)
         return torch.from_numpy(images), ids
-    entry = cache_home() / _key(paths, f"{image_size} {channels} {fit}")
+    entry = cache_home("decoded") / _key(paths, f"{image_size} {channels} {fit}")
     return kept_images(entry, shape, lambda: chunks)
 
 
@@ -72,15 +66,15 @@ def kept_images(
     entry: Path, shape: tuple[int, ...], compute: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 ) -> tuple[torch.Tensor, np.ndarray]:
     """The entry's images and content ids; written first if it is not there, anew if it is damaged."""
-    found = map_entry(entry, shape)
-    if found is None:
+    mapped = map_entry(entry, shape)
+    if mapped is None:
         shutil.rmtree(entry, ignore_errors=True)
         write_entry(entry, compute())
-        found = map_entry(entry, shape)
-    if found is None:
+        mapped = map_entry(entry, shape)
+    if mapped is None:
         with _disk_errors(entry.parent):
             raise OSError("what was written is not there, or was changed")
-    return found
+    return mapped
 
 
 def map_entry(entry: Path, shape: tuple[int, ...]) -> tuple[torch.Tensor, np.ndarray] | None:
@@ -108,12 +102,12 @@ def write_entry(entry: Path, chunks: Iterator[tuple[np.ndarray, np.ndarray]]) ->
             for images, part_ids in chunks:
                 file.write(images.tobytes())
                 ids.append(part_ids)
-            _sync(file)
+            sync(file)
         with (unfinished / "ids.npy").open("wb") as file:
             np.save(file, np.concatenate(ids), allow_pickle=False)
-            _sync(file)
+            sync(file)
         try:
-            unfinished.rename(entry)
+            put(unfinished, entry)
         except OSError:
             if not entry.is_dir():  # another process may have finished the same entry first
                 raise
@@ -131,8 +125,3 @@ def _disk_errors(folder: Path) -> Iterator[None]:
             why="Decoded copies of large folders are kept there, so that they need not fit into memory.",
             fix="Free some space, or set SFUMATO_CACHE to another folder.",
         ) from error
-
-
-def _sync(file) -> None:
-    file.flush()
-    os.fsync(file.fileno())

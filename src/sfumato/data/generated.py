@@ -1,4 +1,4 @@
-"""Dead leaves: images made by chance alone, to fit features and to pre-train on without anybody's data.
+"""Dead leaves: images made by chance alone, to fit features and to pre-train on without real data.
 
 Soft-edged ellipses, rectangles and triangles fall over one another. Their sizes follow the power law that
 makes such images scale-invariant, as photographs are (Lee, Mumford & Huang 2001); shading inside each leaf

@@ -1,7 +1,7 @@
 """The data set ``generated``: dead leaves labelled by how they were drawn, to pre-train on without any data.
 
-Whoever can tell the shape, size, direction and texture of the leaves has learnt what edges, corners, scales
-and textures are. The images are drawn once for each size, and kept.
+A network that can tell the shape, size, direction and texture of the leaves has learnt what edges, corners,
+scales and textures are. The images are drawn once for each size, and kept.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfumato.data.cache import cache_home, kept_images
+from sfumato.data.cache import kept_images
 from sfumato.data.fingerprint import image_ids
 from sfumato.data.generated import KINDS, DeadLeaves
 from sfumato.data.images import DataSplits, ImageSet
+from sfumato.files import cache_home
 
 NUM_TRAIN, NUM_TEST = 700 * len(KINDS), 100 * len(KINDS)
 _VERSION = 1  # change it whenever other images are drawn
@@ -50,4 +51,4 @@ def load_generated(
 
 def entry_of(count: int, *, image_size: int, channels: int, seed: int) -> Path:
     """Where the images lie once they are drawn."""
-    return cache_home() / f"generated-{_VERSION}-{count}-{image_size}-{channels}-{seed}"
+    return cache_home("decoded") / f"generated-{_VERSION}-{count}-{image_size}-{channels}-{seed}"

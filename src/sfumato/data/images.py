@@ -117,7 +117,7 @@ class DataSplits:
     classes_are_declared: bool = False  # listed beforehand: no image made a class exist
 
     def names_of(self, images: ImageSet) -> tuple[str, ...] | None:
-        """The names of the patients in ``images``, each once (sensitive); None if nobody gave any."""
+        """The names of the patients in ``images``, each once (sensitive); None if none are given."""
         if self.patient_names is None or images.patients is None:
             return None
         return tuple(self.patient_names[number] for number in torch.unique(images.patients).tolist())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato.errors import DataError
+from sfumato.files import data_home
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CIFAR100_NAMES = (
@@ -52,20 +52,15 @@ class KnownSet:
 
     def require(self) -> Path:
         """Its folder, or an error that says the command that fetches it."""
-        found = self.locate()
-        if found is None:
+        folder = self.locate()
+        if folder is None:
             raise DataError(
                 "data-not-found",
                 f"{self.name} is not in {data_home()} (looked for {' or '.join(self.folders)}).",
-                why="Known sets are looked for under SFUMATO_DATA, by default ~/.cache/sfumato.",
+                why="Known sets are looked for under SFUMATO_DATA, by default the user's cache folder.",
                 fix=f"Run: sfumato data get {self.name}",
             )
-        return found
-
-
-def data_home() -> Path:
-    """Where known sets are looked for and written: ``SFUMATO_DATA``, else ``~/.cache/sfumato``."""
-    return Path(os.environ.get("SFUMATO_DATA") or "~/.cache/sfumato").expanduser()
+        return folder
 
 
 KNOWN_SETS: dict[str, KnownSet] = {

@@ -1,4 +1,4 @@
-"""``load_data``: one door for known names, known layouts and folders of images."""
+"""``load_data``: one function for known names, known layouts and folders of images."""
 
 from __future__ import annotations
 

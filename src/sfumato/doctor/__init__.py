@@ -1,7 +1,7 @@
 """The doctor: what would void or weaken the guarantee, found before any budget is spent.
 
 ``check_model`` refuses a model that the mechanism cannot bound. ``examine_data`` and ``examine_plan``
-return findings for people to read; those of severity "void" must be mended.
+return findings for people to read; those of severity "void" must be fixed.
 """
 
 from sfumato.doctor.data_checks import examine_data

@@ -38,11 +38,11 @@ def _normalisation(
     if given_mean == tuple(public_mean) and given_std == tuple(public_std):
         return []
     pixels = train.images[:20_000].float() / 255
-    own_mean, own_std = pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3))
+    image_mean, image_std = pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3))
     close = [
-        torch.allclose(torch.tensor(given), own, atol=0.003)
-        for given, own in ((given_mean, own_mean), (given_std, own_std))
-        if len(given) == len(own)
+        torch.allclose(torch.tensor(given), measured, atol=0.003)
+        for given, measured in ((given_mean, image_mean), (given_std, image_std))
+        if len(given) == len(measured)
     ]
     if not any(close):
         return []
@@ -125,7 +125,7 @@ def _people(splits: DataSplits, unit: str) -> list[Finding]:
                 severity="weak",
                 code="images-of-two-patients",
                 what=f"{across} images occur under two patients.",
-                cure="Mend the patient column: one person under two names is protected as two units.",
+                cure="Correct the patient column: one person under two names is protected as two units.",
             )
         )
     shared = shared_patients(splits)

@@ -137,25 +137,33 @@ class RowGradients:
         missing = set(self.rows[0]) - set(total.gradients)
         if missing:
             raise _disagrees(f"parameter {min(missing)} is missing from the sum")
-        each = [self._unit(unit) for unit in range(max(self.units) + 1)]
-        norms = [_norm(one) for one in each]
+        unit_gradients = [self._unit(unit) for unit in range(max(self.units) + 1)]
+        norms = [_norm(unit_gradient) for unit_gradient in unit_gradients]
         limit = tolerance.gradients
         for i, norm in enumerate(norms):
             if not abs(total.norms[i].item() - norm) <= limit * norm + 1e-9:
                 raise _disagrees(f"unit {i} has norm {total.norms[i].item():.6g}, by autograd {norm:.6g}")
         factors = [min(1.0, self.clip_norm / max(norm, 1e-30)) for norm in norms]
-        for name, found in total.gradients.items():
-            parts = [factor * one[name] for factor, one in zip(factors, each, strict=True)]
-            error = (found.double() - sum(parts)).norm().item()
+        for name, gradient in total.gradients.items():
+            parts = [
+                factor * unit_gradient[name]
+                for factor, unit_gradient in zip(factors, unit_gradients, strict=True)
+            ]
+            error = (gradient.double() - sum(parts)).norm().item()
             # Relative to the parameter's own gradient; a floor for those whose gradient is rounding only.
             floor = max(1e-9, 100 * torch.finfo(self.rows[0][name].dtype).eps) * self.clip_norm
-            own = sum(part.norm().item() for part in parts)
-            if not error <= limit * own + floor:
-                raise _disagrees(f"the sum of {name} is off by {error:.3g}, its gradient being {own:.3g}")
+            gradient_norm = sum(part.norm().item() for part in parts)
+            if not error <= limit * gradient_norm + floor:
+                raise _disagrees(
+                    f"the sum of {name} is off by {error:.3g}, its gradient being {gradient_norm:.3g}"
+                )
 
     def _unit(self, unit: int) -> dict[str, Tensor]:
-        mine = [row for row, owner in zip(self.rows, self.units, strict=True) if owner == unit]
-        return {name: sum(row[name].double() for row in mine) / len(mine) for name in mine[0]}
+        rows_of_unit = [row for row, owner in zip(self.rows, self.units, strict=True) if owner == unit]
+        return {
+            name: sum(row[name].double() for row in rows_of_unit) / len(rows_of_unit)
+            for name in rows_of_unit[0]
+        }
 
 
 def row_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> list[dict[str, Tensor]]:
@@ -172,13 +180,13 @@ def row_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss)
         outputs = model(*(image or [inputs]))
         for i in range(len(inputs)):
             value = loss(outputs[i : i + 1], targets[i : i + 1])
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 value, [*trained.values(), *image], allow_unused=True, retain_graph=i + 1 < len(inputs)
             )
             rows.append(
                 {
                     name: torch.zeros_like(parameter) if gradient is None else gradient
-                    for (name, parameter), gradient in zip(trained.items(), found, strict=False)
+                    for (name, parameter), gradient in zip(trained.items(), gradients, strict=False)
                 }
             )
     return rows

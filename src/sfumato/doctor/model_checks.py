@@ -32,7 +32,7 @@ def check_model(model: nn.Module, inputs: Tensor, *, num_rows: int | None = None
     ``inputs``: a row or more of the right shape; noise will do, no private image is needed. ``num_rows`` is
     the microbatch size of training (32 if not given).
 
-    What is asked at which size: outputs with 1, 5, 7 and 13 rows, and once with ``num_rows``, forward only;
+    What is checked at which size: outputs with 1, 5, 7 and 13 rows, and once with ``num_rows``, forward only;
     the bound on sums of gradients with 2 and 3 rows, units of 1 and 2; every strategy of the engine with 2.
     The modes are those of training, frozen parts in evaluation mode, and for outputs evaluation mode too.
     The model is left as it was. Where float32 leaves a doubt between batches, float64 decides.
@@ -45,7 +45,7 @@ def check_model(model: nn.Module, inputs: Tensor, *, num_rows: int | None = None
             return _checked(model, inputs, num_rows or DEFAULT_ROWS)
     except SfumatoError:
         raise
-    except Exception as error:  # whatever a stranger's model may do
+    except Exception as error:  # whatever a user's model may do
         raise ModelError(
             "cannot-be-checked",
             f"{type(error).__name__} while {type(model).__name__} was checked: {first_line(error)}",
@@ -78,7 +78,7 @@ def _checked(model: nn.Module, inputs: Tensor, num_rows: int) -> list[Finding]:
 
 
 def _judge(question: Callable[[Tensor, Tolerance], None], model: nn.Module, inputs: Tensor) -> None:
-    """Ask with batches of several sizes; rounding, which differs between them, must not refuse a model.
+    """Check with batches of several sizes; rounding, which differs between them, must not refuse a model.
 
     Guarantee: a model passes if it holds the strict tolerance in its own precision, or the loose one there
     and the strict one in float64. Half precision is too coarse for the strict one. Where the model cannot

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operations(TorchDispatchMode):
-    """Inside, ``see`` is asked for the result of every operation."""
+    """Inside, ``see`` computes the result of every operation."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

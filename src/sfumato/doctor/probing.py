@@ -1,4 +1,4 @@
-"""A model under examination: rows to ask it with, and everything about it as it was afterwards."""
+"""A model under examination: rows to pass through it, and everything about it as it was afterwards."""
 
 from __future__ import annotations
 
@@ -131,9 +131,12 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def rows_like(inputs: Tensor, count: int) -> Tensor:
-    """``count`` rows: those given, then random ones in their range."""
+    """``count`` rows: those given, then random ones in their range; laid out in memory as those given."""
+    if count <= len(inputs):
+        with torch.inference_mode(False):  # copies, so that gradients can be asked for
+            return inputs[:count].detach().clone()
     generator = torch.Generator().manual_seed(0)
-    shape = (max(0, count - len(inputs)), *inputs.shape[1:])
+    shape = torch.Size((count - len(inputs), *inputs.shape[1:]))
     if inputs.is_floating_point():
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
         scale = inputs.double().std().item() if inputs.numel() > 1 else 1.0
@@ -141,8 +144,13 @@ def rows_like(inputs: Tensor, count: int) -> Tensor:
     else:
         least, most = int(inputs.min()), int(inputs.max())
         drawn = torch.randint(least, most + 1, shape, generator=generator)
-    with torch.inference_mode(False):  # copies, so that gradients can be asked for
-        return torch.cat([inputs[:count].detach().clone(), drawn.to(inputs.device, inputs.dtype)])
+    with torch.inference_mode(False):
+        alike = torch.empty_like(inputs[:1], dtype=inputs.dtype).stride()[1:]
+        rows = torch.empty_strided(
+            (count, *inputs.shape[1:]), (shape[1:].numel(), *alike), dtype=inputs.dtype, device=inputs.device
+        )
+        rows[: len(inputs)], rows[len(inputs) :] = inputs.detach(), drawn
+        return rows
 
 
 @torch.no_grad()

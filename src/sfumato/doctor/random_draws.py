@@ -1,4 +1,4 @@
-"""Random draws set aside: every row gets the same values, whatever its place and company."""
+"""Random draws made equal: every row gets the same values, whatever its place and the other rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sfumato.doctor.operations import Operations
 
 
 class EqualDraws(Operations):
-    """Answers each draw, also those from generators of the model's own, with values that all rows share.
+    """Replaces each draw, also those from generators of the model's own, with values that all rows share.
 
     Guarantee: the k-th draw of a pass gives a row the same values in every batch, so that two passes differ
     in a row only if the model mixes rows. A draw is constant along its first dimension, and along the second
@@ -28,7 +28,7 @@ class EqualDraws(Operations):
 
     @contextmanager
     def watching(self) -> Iterator[EqualDraws]:
-        """Active inside, and told which module runs."""
+        """Active inside, and informed which module runs."""
         handles = []
         for name, module in self.model.named_modules():
             handles.append(module.register_forward_pre_hook(self._entered(name)))
@@ -78,10 +78,10 @@ class EqualDraws(Operations):
 
     def _one_row(self, shape: Sequence[int]) -> list[int]:
         """The shape with 1 where rows may be."""
-        one = [1, *shape[1:]]
+        row_shape = [1, *shape[1:]]
         if len(shape) > 1 and shape[0] % self.num_rows and not shape[1] % self.num_rows:
-            one[1] = 1
-        return one
+            row_shape[1] = 1
+        return row_shape
 
     def _one(self, value: Tensor) -> Tensor:
         if not value.numel() or not value.ndim:
@@ -98,8 +98,8 @@ class EqualDraws(Operations):
 
         for row in range(self.num_rows):
             torch.set_rng_state(seeded)
-            mine = {name: pick(value, row) for name, value in kwargs.items()}
-            results.append(operation(*(pick(value, row) for value in args), **mine))
+            row_kwargs = {name: pick(value, row) for name, value in kwargs.items()}
+            results.append(operation(*(pick(value, row) for value in args), **row_kwargs))
         if isinstance(results[0], Tensor):
             return torch.cat(results)
         return type(results[0])(

@@ -1,4 +1,4 @@
-"""Whether a row's output depends on the other rows: asked with numbers, not by names of layers."""
+"""Whether a row's output depends on the other rows: measured in numbers, not by names of layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_ROWS = 7  # a prime: few dimensions of a model have this length, or a multip
 
 @dataclass(frozen=True)
 class Variant:
-    """The same rows in other company: ``picks[p]`` is the row at place p; those in ``replaced`` are not."""
+    """The same rows in another batch: ``picks[p]`` is the row at place p; those in ``replaced`` are not."""
 
     what: str
     picks: tuple[int, ...]
@@ -54,7 +54,7 @@ def check_independence(
 ) -> list[str]:
     """Raise ``PrivacyError`` if a row's output depends on other rows, on its place, or on earlier passes.
 
-    Guarantee: numeric, not by class names. Seven rows are asked in other orders, with some replaced by large
+    Guarantee: numeric, not by class names. Seven rows are passed in other orders, with some replaced by large
     values and by values that are not numbers (which spread through every sum, mean and maximum they enter),
     with some left out, repeated, and alone; then once in a batch of ``num_rows``. Every row must give what
     it gave before. The modes are the model's present ones. Returns the names of the modules that draw random
@@ -63,20 +63,20 @@ def check_independence(
     """
     examination = _Examination(model, rows_like(inputs, NUM_ROWS), tolerance)
     for variant in VARIANTS:
-        examination.ask(variant)
+        examination.compare(variant)
     examination.check_single_rows()
-    examination.ask(Variant("it is alone in the batch", (5,)))
+    examination.compare(Variant("it is alone in the batch", (5,)))
     if num_rows > NUM_ROWS:
         generator = torch.Generator().manual_seed(1)
         picks = torch.randint(NUM_ROWS, (num_rows,), generator=generator).tolist()
-        examination.ask(Variant(f"the batch has {num_rows} rows", tuple(picks)))
+        examination.compare(Variant(f"the batch has {num_rows} rows", tuple(picks)))
     examination.finish()
     return examination.drawing
 
 
 def check_evaluation(model: nn.Module, inputs: Tensor, *, tolerance: Tolerance = STRICT) -> None:
-    """The same question with a single variant, for modes that training uses in part or not at all."""
-    _Examination(model, rows_like(inputs, NUM_ROWS), tolerance).ask(CHANGED)
+    """The same check with a single variant, for modes that training uses in part or not at all."""
+    _Examination(model, rows_like(inputs, NUM_ROWS), tolerance).compare(CHANGED)
 
 
 class _Examination:
@@ -94,9 +94,9 @@ class _Examination:
                 "the model's output is not finite on plain inputs.",
                 fix="Check the initialisation and the scale of the inputs.",
             )
-        self._ask_again()
+        self._repeat()
 
-    def ask(self, variant: Variant) -> None:
+    def compare(self, variant: Variant) -> None:
         self.state.restore()
         rows = variant.rows(self.pool)
         outputs, _ = outputs_of(self.model, rows)
@@ -118,20 +118,20 @@ class _Examination:
         self.state.restore()
         try:
             shape = tuple(outputs_of(self.model, self.pool[:1])[0].shape[1:])
-            found = None if shape == self.plain.shape[1:] else f"an output of shape (1, {shape})"
+            problem = None if shape == self.plain.shape[1:] else f"an output of shape (1, {shape})"
         except ModelError as error:
-            found = error.what
-        if found is not None:
+            problem = error.what
+        if problem is not None:
             raise ModelError(
                 "needs-several-rows",
-                f"a batch of a single row fails: {found}",
+                f"a batch of a single row fails: {problem}",
                 why="Batches are drawn at random, and a microbatch may have a single row.",
                 fix="Keep the first dimension: x.flatten(1) instead of x.squeeze().",
             )
 
     def finish(self) -> None:
-        """What a pass leaves behind, asked last: whatever mixes is told first, by the layer's name."""
-        self._ask_again()
+        """What a pass leaves behind, checked last: mixing is reported first, with the layer's name."""
+        self._repeat()
         parameters = dict(self.model.named_parameters())
         for name in self.changed:
             if name in parameters:
@@ -152,7 +152,7 @@ class _Examination:
                 fix="Use --set model.options.norm=group, or sfumato.models.make_private_ready(model).",
             )
 
-    def _ask_again(self) -> None:
+    def _repeat(self) -> None:
         self.state.restore()
         outputs, _ = outputs_of(self.model, self.pool)
         if _moved(self.plain, outputs, self.tolerance):
@@ -193,7 +193,7 @@ def changes_weights(name: str) -> PrivacyError:
 
 
 def check_embeddings(model: nn.Module) -> None:
-    """Refuse embeddings with ``max_norm``: rows of the table that no probe asks for would change too."""
+    """Refuse embeddings with ``max_norm``: rows of the table that no probe reads would change too."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise changes_weights(f"{name}.weight" if name else "weight")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import DataError
 from sfumato.features.workers import one_per_core
-from sfumato.files import workspace
+from sfumato.files import cache_home, put, workspace
 
 OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
@@ -29,12 +29,6 @@ _VERSION = "sfumato features 1"  # change it whenever features of the same modul
 _ROWS_AT_ONCE = 256  # rows of one task: enough for an efficient projection, few enough for an even load
 _HEADER = 128  # bytes before the rows
 _ROWS_PER_PART = 16 * _ROWS_AT_ONCE  # rows kept at once: minutes of the slowest network on two cores
-
-
-def cache_home() -> Path:
-    """``SFUMATO_CACHE``/features, else ``~/.cache/sfumato/features``."""
-    base = os.environ.get("SFUMATO_CACHE")
-    return Path(base).expanduser() / "features" if base else Path("~/.cache/sfumato/features").expanduser()
 
 
 def features_of(
@@ -50,20 +44,20 @@ def features_of(
     name is a checksum of it, of the weights and of the images in order: a change of any is another entry.
     Parts are kept as they are done, so that an interruption loses no more than one.
     """
-    entry = (folder or cache_home()) / f"{checksum(module, images)}.npy"
-    if _found(entry, len(images)) is None:
+    entry = (folder or cache_home("features")) / f"{checksum(module, images)}.npy"
+    if _mapped(entry, len(images)) is None:
         every = range(len(images))
         parts = {
             entry.with_name(f"{entry.stem}-{start}.part"): every[start : start + _ROWS_PER_PART]
             for start in every[::_ROWS_PER_PART]
         }
         _complete(parts, module, images, on_progress)
-        kept = [_found(file, len(rows)) for file, rows in parts.items()]
+        kept = [_mapped(file, len(rows)) for file, rows in parts.items()]
         widths = {0 if part is None else part.shape[1] for part in kept}
         if len(widths) == 1 and 0 not in widths:  # else another process was faster, and has removed some
             _write(entry, kept)
         del kept  # what is mapped cannot be removed everywhere
-    rows = _found(entry, len(images))
+    rows = _mapped(entry, len(images))
     for file in entry.parent.glob(f"{entry.stem}-*.part"):  # of this call, or of one that was interrupted
         file.unlink(missing_ok=True)
     if rows is None:
@@ -71,8 +65,8 @@ def features_of(
     return torch.from_numpy(rows)
 
 
-def _found(entry: Path, num_rows: int) -> np.ndarray | None:
-    """So many rows, mapped from the file; None if it is missing, cut off, or something else altogether.
+def _mapped(entry: Path, num_rows: int) -> np.ndarray | None:
+    """So many rows, mapped from the file; None if it is missing, cut off, or not such a file.
 
     Its first bytes must be those that ``_write`` writes: what is not ours is not even parsed.
     """
@@ -100,7 +94,7 @@ def _complete(
     parts: Mapping[Path, range], module: nn.Module, images: Tensor, on_progress: OnProgress | None
 ) -> None:
     """Compute the rows of every part whose file is not there yet, and put them into it."""
-    missing = {file: rows for file, rows in parts.items() if _found(file, len(rows)) is None}
+    missing = {file: rows for file, rows in parts.items() if _mapped(file, len(rows)) is None}
     starts = [start for rows in missing.values() for start in rows[::_ROWS_AT_ONCE]]
     done = len(images) - sum(map(len, missing.values()))
     with closing(_blocks(module, images, starts)) as blocks:  # its workers stop if something fails
@@ -159,15 +153,13 @@ def _write(entry: Path, blocks: Sequence[np.ndarray]) -> None:
                 file.write(_header(sum(map(len, blocks)), blocks[0].shape[1]))
                 for rows in blocks:
                     file.write(np.ascontiguousarray(rows, dtype="<f4"))
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(entry)
+            put(unfinished, entry)
     except OSError as error:
         raise not_writable(entry.parent, error) from error
 
 
 def not_writable(folder: Path, error: Exception) -> DataError:
-    """What to tell when something that was computed cannot be kept."""
+    """The error for results that cannot be kept."""
     number, reason = getattr(error, "errno", None), getattr(error, "strerror", None) or error
     full = number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
     return DataError(

@@ -1,12 +1,12 @@
 """Per-example clipped gradient sums, exact, at the cost of ordinary training.
 
 Read in this order: ``clipped`` (what is computed), ``clipping`` (the bound), ``passes`` and ``tape`` (one
-forward and one backward pass), ``claims`` and ``probe`` (which layer answers for which parameter), ``piece``
-(what a layer knows of its units' gradients), then the rules: ``linear``, ``normalisation``, ``convolution``
-with ``operands``, ``columns`` and ``gram``, ``weight_standardisation``, ``fallback``; and ``choice`` among
-their strategies. ``stochastic`` and ``random_operations`` give each unit the random numbers that the model
-draws. ``suitability`` is what is refused at sight. ``segments`` says which rows make a unit; ``kernels``
-holds the sums that are compiled.
+forward and one backward pass), ``claims`` and ``probe`` (which layer computes which parameter's gradient),
+``piece`` (what a layer knows of its units' gradients), then the rules: ``linear``, ``normalisation``,
+``convolution`` with ``operands``, ``columns`` and ``gram``, ``weight_standardisation``, ``fallback``; and
+``choice`` among their strategies. ``stochastic`` and ``random_operations`` give each unit the random numbers
+that the model draws. ``suitability`` is what is refused before the first pass. ``segments`` says which rows
+make a unit; ``kernels`` holds the sums that are compiled.
 """
 
 from __future__ import annotations

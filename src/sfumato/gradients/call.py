@@ -45,7 +45,7 @@ class Call:
     def gradient(self) -> Tensor:
         return self.gradients[0]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forget the tensors; what the pieces still need they hold themselves."""
         self.args, self.kwargs, self.outputs, self.gradients, self.state = (), {}, None, (), None
         self.draws = ()

@@ -70,7 +70,7 @@ class Choices:
         by_name = {strategy.name: strategy for strategy in strategies}
         if key not in self.strategies:
             self.strategies[key] = self._best(strategies)
-        # A strategy may bow out for this microbatch (a bias that has grown too large): the first never does.
+        # A strategy may be missing for this microbatch (its bias has grown too large); the first never is.
         return by_name.get(self.strategies[key], strategies[0]).pieces()
 
     def _best(self, strategies: list[Strategy]) -> str:

@@ -1,4 +1,4 @@
-"""Who answers for which parameter: every trained parameter is claimed by one module of the model.
+"""Which module computes whose gradient: every trained parameter is claimed by one module of the model.
 
 A layer claims its own parameters. Where a layer is never called with one entry per row (a parametrisation, a
 weight that its parent uses directly), the nearest module around it that is takes its parameters over.
@@ -40,7 +40,7 @@ WHOLE = (nn.MultiheadAttention,)  # use their children's parameters without call
 
 @dataclass(frozen=True)
 class Claim:
-    """A module that answers for some of the model's trained parameters; named, not held."""
+    """The trained parameters whose unit gradients one module computes; modules are named, not held."""
 
     path: str
     parameters: dict[str, str]  # name within the module -> name in the model
@@ -59,14 +59,14 @@ def claims_of(model: nn.Module) -> list[Claim]:
             continue
         if isinstance(module, WHOLE):
             whole = (*whole, f"{path}." if path else "")
-            own = dict(module.named_parameters())
+            parameters = dict(module.named_parameters())
         else:
-            own = {name: value for name, value in module._parameters.items() if value is not None}
-        mine = {name: names[id(value)] for name, value in own.items() if id(value) in names}
-        if mine:
-            rule = rule_for(module, mine)
+            parameters = {name: value for name, value in module._parameters.items() if value is not None}
+        claimed = {name: names[id(value)] for name, value in parameters.items() if id(value) in names}
+        if claimed:
+            rule = rule_for(module, claimed)
             backward = None if rule is fallback_rule else PASSES.get(type(module))
-            claims.append(Claim(path, mine, rule, repr(module), backward))
+            claims.append(Claim(path, claimed, rule, repr(module), backward))
     return _without_nested(model, claims)
 
 
@@ -83,15 +83,15 @@ def _without_nested(model: nn.Module, claims: list[Claim]) -> list[Claim]:
     result = []
     for claim in claims:
         paths = {name: held[target] for name, target in claim.parameters.items()}
-        mine = {
+        remaining = {
             name: claim.parameters[name]
             for name, others in paths.items()
             if not any(inside(claim.path, other) for other in others)
         }
-        if any(inside(other, claim.path) for name in mine for other in paths[name]):
-            claim = Claim(claim.path, mine, fallback_rule, repr(model.get_submodule(claim.path)))
-        if mine:
-            result.append(replace(claim, parameters=mine))
+        if any(inside(other, claim.path) for name in remaining for other in paths[name]):
+            claim = Claim(claim.path, remaining, fallback_rule, repr(model.get_submodule(claim.path)))
+        if remaining:
+            result.append(replace(claim, parameters=remaining))
     return result
 
 
@@ -117,8 +117,8 @@ def _inner(kind: type[nn.Module]) -> object:
     return getattr(kind, "_conv_forward", None)
 
 
-def hand_up(model: nn.Module, claims: list[Claim], lost: Iterable[Claim]) -> list[Claim]:
-    """Claims in which the parents of ``lost`` answer for their parameters, by the fallback."""
+def move_to_parents(model: nn.Module, claims: list[Claim], lost: Iterable[Claim]) -> list[Claim]:
+    """The claims, those of ``lost`` merged into claims of their parent modules, by the fallback."""
     by_path = {claim.path: claim for claim in claims}
     for claim in lost:
         if claim.path == "":
@@ -128,10 +128,10 @@ def hand_up(model: nn.Module, claims: list[Claim], lost: Iterable[Claim]) -> lis
                 why="A unit's gradient can be bounded only if its rows can be told apart.",
                 fix="Let the model take (rows, ...) and return (rows, ...), rows first.",
             )
-        claim = by_path.pop(claim.path, claim)  # with what its own children have handed up meanwhile
+        claim = by_path.pop(claim.path, claim)  # with what its children have passed to it meanwhile
         parent, _, last = claim.path.rpartition(".")
-        mine = {f"{last}.{name}": target for name, target in claim.parameters.items()}
+        parameters = {f"{last}.{name}": target for name, target in claim.parameters.items()}
         if parent in by_path:
-            mine = {**by_path[parent].parameters, **mine}
-        by_path[parent] = Claim(parent, mine, fallback_rule, repr(model.get_submodule(parent)))
+            parameters = {**by_path[parent].parameters, **parameters}
+        by_path[parent] = Claim(parent, parameters, fallback_rule, repr(model.get_submodule(parent)))
     return list(by_path.values())

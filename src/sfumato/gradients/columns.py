@@ -72,10 +72,10 @@ def unit_gradients(conv: Convolution, result: Tensor) -> Iterator[slice]:
         views = max(1, min(group.size, CACHE_VALUES // (units * per_row)))
         patches = Patches(conv, units, views)
         for first in range(0, len(inputs), units):
-            some = slice(first, min(first + units, len(inputs)))
-            part = slice(group.units.start + first, group.units.start + some.stop)
+            chunk = slice(first, min(first + units, len(inputs)))
+            part = slice(group.units.start + first, group.units.start + chunk.stop)
             for view in range(0, group.size, views):
-                x, g = inputs[some, view : view + views], gradients[some, view : view + views]
+                x, g = inputs[chunk, view : view + views], gradients[chunk, view : view + views]
                 patches.lay_out(x)
                 g = g.movedim(2, -1).transpose(1, 2).reshape(len(x), -1, g.shape[2])
                 for tap in range(kernel[0]):

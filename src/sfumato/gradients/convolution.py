@@ -80,15 +80,15 @@ def direct_pieces(conv: Convolution) -> dict[str, Piece]:
 
 def direct_gradients(conv: Convolution, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(units, out, *kernel, in) by compiled sums over positions; their moments; the bias's (units, out)."""
-    shape, found = conv.geometry, []
+    shape, by_group = conv.geometry, []
     geometry = (*shape.kernel, *shape.stride, *shape.dilation, *shape.before)
     directions = directions.movedim(1, -1)
     for group in conv.segments.groups:
         rows = conv.inputs[group.rows], conv.gradients[group.rows]
-        found.append(unit_filters(*rows, directions, group.units.stop - group.units.start, geometry))
-    if len(found) == 1:
-        return found[0]
-    gradients, moments, shifts = zip(*found, strict=True)
+        by_group.append(unit_filters(*rows, directions, group.units.stop - group.units.start, geometry))
+    if len(by_group) == 1:
+        return by_group[0]
+    gradients, moments, shifts = zip(*by_group, strict=True)
     return torch.cat(gradients), torch.cat(moments, dim=1), torch.cat(shifts)
 
 
@@ -133,11 +133,11 @@ class ByUnit:
         total = torch.zeros_like(self.gradients[0], dtype=torch.float64)
         pairs = list(zip(self.gradients, factors.tolist(), strict=True))
         for start in range(0, len(pairs), UNITS_AT_ONCE):
-            some = torch.zeros_like(self.gradients[0])
+            partial_sum = torch.zeros_like(self.gradients[0])
             for gradient, factor in pairs[start : start + UNITS_AT_ONCE]:
                 if factor:  # a dropped unit may hold values that are not finite
-                    some.add_(gradient, alpha=factor)
-            total += some
+                    partial_sum.add_(gradient, alpha=factor)
+            total += partial_sum
         return total if self.finish is None else self.finish(total)
 
     def per_unit(self) -> Tensor:

@@ -30,7 +30,7 @@ def fallback_rule(call: Call) -> list[Strategy]:
 
 def _pieces(call: Call) -> dict[str, Piece]:
     rows = len(next(g for g in call.gradients if g is not None))
-    found: dict[str, list[Tensor]] = {name: [] for name in sorted(call.names)}
+    gradients_by_name: dict[str, list[Tensor]] = {name: [] for name in sorted(call.names)}
 
     def axis(key: int | str, value: Any) -> int | None:
         """0 for an argument with one entry per row, None for one that all rows share."""
@@ -60,8 +60,8 @@ def _pieces(call: Call) -> dict[str, Piece]:
         except (RuntimeError, ValueError):  # not every operation has a batching rule; one by one always works
             result = _one_by_one(call, group, dims, operands)
         for name, value in result.items():
-            found[name].append(value)
-    return {name: Materialised(torch.cat(values)) for name, values in found.items()}
+            gradients_by_name[name].append(value)
+    return {name: Materialised(torch.cat(values)) for name, values in gradients_by_name.items()}
 
 
 def _gradient(
@@ -75,11 +75,11 @@ def _gradient(
     floats = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
     def outputs(parameters: dict[str, Tensor], inputs: list[Tensor]) -> tuple[Tensor, ...]:
-        mine = {id(trained[name]): value for name, value in parameters.items()}
+        replaced = {id(trained[name]): value for name, value in parameters.items()}
         for i, value in zip(floats, inputs, strict=True):
             leaves[i] = value
         args, kwargs = tree_unflatten(leaves, tree)
-        with swapped(module, constants | mine):
+        with swapped(module, constants | replaced):
             return output_tensors(module(*args, **kwargs))
 
     # The inputs' gradient is asked for because PyTorch's group norm crashes in channels last without it.
@@ -94,10 +94,10 @@ def _gradient(
         wanted = [value.requires_grad_() for value in (*start.values(), *inputs)]
         pairs = zip(outputs(start, [value.clone() for value in inputs]), gradients, strict=True)
         seen = [(value, g) for value, g in pairs if g is not None and value.requires_grad]
-        found = torch.autograd.grad([v for v, _ in seen], wanted, [g for _, g in seen], allow_unused=True)
+        results = torch.autograd.grad([v for v, _ in seen], wanted, [g for _, g in seen], allow_unused=True)
     return {
         name: torch.zeros_like(value) if g is None else g
-        for (name, value), g in zip(start.items(), found, strict=False)
+        for (name, value), g in zip(start.items(), results, strict=False)
     }
 
 
@@ -121,16 +121,16 @@ def _one_by_one(call: Call, group: Group, dims: tuple, operands: tuple) -> dict[
     def pick(value: Any, dim: int | None, unit: int) -> Any:
         return value if dim is None else value[unit]
 
-    each = []
+    unit_gradients = []
     for unit in range(group.units.stop - group.units.start):
-        own = (
+        unit_operands = (
             tuple(pick(v, d, unit) for v, d in zip(args, args_dims, strict=True)),
             {name: pick(v, kwargs_dims[name], unit) for name, v in kwargs.items()},
             tuple(pick(g, d, unit) for g, d in zip(gradients, gradient_dims, strict=True)),
         )
         try:
             with _replaying(call, group, unit):
-                each.append(_gradient(call, *own, by_autograd=True))
+                unit_gradients.append(_gradient(call, *unit_operands, by_autograd=True))
         except RuntimeError as error:
             raise ModelError(
                 "no-unit-gradient",
@@ -139,7 +139,7 @@ def _one_by_one(call: Call, group: Group, dims: tuple, operands: tuple) -> dict[
                 why="Its parameters' gradients could not be told apart by unit.",
                 fix="Move the parameter into a layer of its own, or freeze it.",
             ) from error
-    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+    return {name: torch.stack([gradient[name] for gradient in unit_gradients]) for name in unit_gradients[0]}
 
 
 def output_tensors(output: Any) -> tuple[Tensor, ...]:

@@ -15,8 +15,8 @@ from sfumato.gradients.piece import Materialised, Piece, working_dtype
 
 def _pieces(call: Call, scale: Tensor | None, shift: Tensor | None) -> dict[str, Piece]:
     """Pieces from per-row gradients, for those of the two parameters that are trained."""
-    found = {"weight": scale, "bias": shift}
-    return {name: Materialised(call.segments.sum(found[name])) for name in call.names}
+    per_row = {"weight": scale, "bias": shift}
+    return {name: Materialised(call.segments.sum(per_row[name])) for name in call.names}
 
 
 def _dtype(call: Call) -> torch.dtype:

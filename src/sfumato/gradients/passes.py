@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from sfumato.errors import ModelError
 from sfumato.gradients.choice import Choices, Learnt
-from sfumato.gradients.claims import Claim, claims_of, hand_up
+from sfumato.gradients.claims import Claim, claims_of, move_to_parents
 from sfumato.gradients.piece import Piece
 from sfumato.gradients.probe import probed, state_of
 from sfumato.gradients.random_operations import RandomOperations
@@ -55,7 +55,7 @@ def record(
         if not probed_well:
             claims, lost = _probed_with(model, claims, inputs, targets, loss, draws, is_random)
             if lost:
-                claims = hand_up(model, claims, lost)
+                claims = move_to_parents(model, claims, lost)
                 continue
             probed_well = True
         before, generators = contents_of(model), Generators(inputs.device)
@@ -65,7 +65,7 @@ def record(
             with tape.recording(model), swapped(model, _detached_by_id(model)), drawing(tape.drawn):
                 outputs = model(inputs)
             if tape.lost:
-                claims = hand_up(model, claims, {claim.path: claim for claim in tape.lost}.values())
+                claims = move_to_parents(model, claims, {claim.path: claim for claim in tape.lost}.values())
                 probed_well = False
                 continue
             per_unit = segments.sum(row_losses(loss, outputs, targets)) / segments.sizes
@@ -130,7 +130,7 @@ def _probed_with(
 def _drawn(
     model: nn.Module, inputs: Tensor, draws: RowDraws | None, state: tuple[object, ...], choices: Choices
 ) -> Drawn:
-    """What answers this pass's draws; their layout is found once for each step."""
+    """What supplies this pass's draws; their layout is found once for each step."""
     if draws is None:
         raise refuse_random(model, first_random_layer(model, inputs[:1]) or "")
     known = choices.layouts.get(model)
@@ -141,7 +141,7 @@ def _drawn(
 
 
 def _disturbed(model: nn.Module, inputs: Tensor, generators: Generators) -> bool:
-    """Whether the pass has drawn from PyTorch's generators; and not somebody else, in another thread."""
+    """Whether the pass has drawn from PyTorch's generators; and not another thread."""
     if generators.others_moved():
         again = Generators(inputs.device)
         with torch.no_grad():

@@ -123,8 +123,8 @@ def weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
     total = torch.zeros(flat.shape[1], dtype=torch.float64, device=flat.device)
     dtype = working_dtype(flat.dtype)
     for start in range(0, len(flat), UNITS_AT_ONCE):
-        some, weights = flat[start : start + UNITS_AT_ONCE], factors[start : start + UNITS_AT_ONCE]
-        total += weights.to(dtype) @ zero_where_dropped(some.to(dtype), weights)
+        chunk, weights = flat[start : start + UNITS_AT_ONCE], factors[start : start + UNITS_AT_ONCE]
+        total += weights.to(dtype) @ zero_where_dropped(chunk.to(dtype), weights)
     return total.view(gradients.shape[1:])
 
 

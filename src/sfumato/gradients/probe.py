@@ -1,4 +1,4 @@
-"""One row through the model, to learn which layer can answer for which parameter."""
+"""One row through the model, to learn which layer can compute which parameter's gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def state_of(model: nn.Module) -> tuple[object, ...]:
 
 
 class _Watch:
-    """What the layers meet while one row passes, their own parameters detached as long as they run."""
+    """What the layers receive while one row passes, their own parameters detached as long as they run."""
 
     def __init__(self, claims: list[Claim]) -> None:
         self.outside: list[AbstractContextManager[None]] = []
@@ -36,8 +36,8 @@ class _Watch:
         self.lost: dict[str, Claim] = {}
 
     def enter(self, claim: Claim, module: nn.Module, _args: object) -> None:
-        mine = [parameter_of(module, name) for name in claim.parameters]
-        self.outside.append(swapped(module, {id(value): value.detach() for value in mine}))
+        parameters = [parameter_of(module, name) for name in claim.parameters]
+        self.outside.append(swapped(module, {id(value): value.detach() for value in parameters}))
         self.outside[-1].__enter__()
 
     def leave(self, claim: Claim, _module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
@@ -55,7 +55,7 @@ def probed(
     """The claims, with the arguments that all rows share; and those that cannot stand.
 
     One row is sent through with every layer's own parameters detached while the layer runs. A layer that
-    meets anything but one row does not have rows first, whatever lengths happen to be equal in a batch. A
+    receives anything but one row does not have rows first, whatever lengths happen to be equal in a batch. A
     parameter that has a gradient all the same is used around its layer.
     """
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -67,10 +67,10 @@ def probed(
         value = row_losses(loss, model(image.clone()), targets).sum()
     claims = [replace(claim, shared=frozenset(watch.shared[claim.path])) for claim in claims]
     wanted = [target for claim in claims for target in claim.parameters.values()]
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         value, [*(leaves[name] for name in wanted), *trained.values()], allow_unused=True
     ) if value.requires_grad else ()  # fmt: skip
-    for name, gradient in zip(trained, found[len(wanted) :], strict=False):
+    for name, gradient in zip(trained, gradients[len(wanted) :], strict=False):
         if gradient is not None:
             raise ModelError(
                 "hidden-parameter",
@@ -78,7 +78,7 @@ def probed(
                 why="Its gradient would be missed.",
                 fix="Use it as self.name, or through nn.ParameterList.",
             )
-    used = {name for name, gradient in zip(wanted, found, strict=False) if gradient is not None}
+    used = {name for name, gradient in zip(wanted, gradients, strict=False) if gradient is not None}
     lost = watch.lost | {claim.path: claim for claim in claims if used & set(claim.parameters.values())}
     return claims, list(lost.values())
 

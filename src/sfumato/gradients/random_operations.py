@@ -1,7 +1,7 @@
 """PyTorch's random operations, each made out of uniform numbers that are given to it.
 
-A ``RandomOperations`` mode answers every operation that would take numbers from a generator, the global one
-or a model's own: it asks its ``uniform`` for them instead.
+A ``RandomOperations`` mode replaces every operation that would take numbers from a generator, the global one
+or a model's own: it takes them from its ``uniform`` instead.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class RandomOperations(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags or _draws_nothing(func, args, kwargs):
             return func(*args, **kwargs)
-        answer = ANSWERS.get(str(func).removeprefix("aten."))
-        if answer is None:
+        replacement = REPLACEMENTS.get(str(func).removeprefix("aten."))
+        if replacement is None:
             raise PrivacyError(
                 "random-operation",
                 f"the model uses {func}, whose random numbers cannot be drawn for each unit on its own.",
@@ -40,7 +40,7 @@ class RandomOperations(TorchDispatchMode):
                 fix="Build it from torch.rand, randn or dropout, or put the layer into eval mode.",
             )
         kwargs.pop("generator", None)
-        return answer(self.uniform, *args, **kwargs)
+        return replacement(self.uniform, *args, **kwargs)
 
 
 def _draws_nothing(func: Any, args: tuple, kwargs: dict) -> bool:
@@ -131,7 +131,7 @@ def _rrelu(
     return x * noise
 
 
-ANSWERS: dict[str, Callable[..., Any]] = {
+REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "rand.default": lambda u, size, **options: _uniform_(u, _empty(size, **options)),
     "rand_like.default": lambda u, x, **options: _uniform_(u, _same(x, **options)),
     "randn.default": lambda u, size, **options: _normal_(u, _empty(size, **options)),
@@ -159,16 +159,16 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "rrelu_with_noise.default": _rrelu,
 }
 # an operation may name its generator in an overload of its own
-ANSWERS |= {
-    "rand.generator": ANSWERS["rand.default"],
-    "randn.generator": ANSWERS["randn.default"],
-    "randint.generator": ANSWERS["randint.default"],
-    "randint.low_generator": ANSWERS["randint.low"],
-    "randperm.generator": ANSWERS["randperm.default"],
-    "rand_like.generator": ANSWERS["rand_like.default"],
-    "randn_like.generator": ANSWERS["randn_like.default"],
-    "randint_like.generator": ANSWERS["randint_like.default"],
-    "randint_like.low_generator_dtype": ANSWERS["randint_like.low_dtype"],
+REPLACEMENTS |= {
+    "rand.generator": REPLACEMENTS["rand.default"],
+    "randn.generator": REPLACEMENTS["randn.default"],
+    "randint.generator": REPLACEMENTS["randint.default"],
+    "randint.low_generator": REPLACEMENTS["randint.low"],
+    "randperm.generator": REPLACEMENTS["randperm.default"],
+    "rand_like.generator": REPLACEMENTS["rand_like.default"],
+    "randn_like.generator": REPLACEMENTS["randn_like.default"],
+    "randint_like.generator": REPLACEMENTS["randint_like.default"],
+    "randint_like.low_generator_dtype": REPLACEMENTS["randint_like.low_dtype"],
 }
 
 

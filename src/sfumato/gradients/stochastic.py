@@ -80,13 +80,13 @@ def _unit_interval(words: np.ndarray, wide: bool) -> Tensor:
 
 @dataclass
 class Drawn:
-    """Answers the draws of one pass, and keeps those that some module's forward pass is repeated with."""
+    """Supplies the draws of one pass, and keeps those that a module's repeated forward pass needs again."""
 
     draws: RowDraws
     layout: Layout
     number: int = 0
     kept: list[tuple[bool, Tensor]] = field(default_factory=list)
-    keepers: int = 0  # modules under way that want them
+    num_keeping: int = 0  # running modules that need them again
 
     def uniform(self, shape: tuple[int, ...], wide: bool, device: torch.device) -> Tensor:
         stream, self.number = self.number, self.number + 1
@@ -98,7 +98,7 @@ class Drawn:
             values = self.draws.uniform(stream, shape, wide, device)
         else:
             values = shared_uniform(self.draws.randomness, stream, shape, wide, device)
-        if self.keepers:
+        if self.num_keeping:
             self.kept.append((has_rows, values))
         return values
 
@@ -161,7 +161,7 @@ def _shapes(model: nn.Module, inputs: Tensor, randomness: Randomness) -> list[tu
 
 
 class AllShared:
-    """Answers every draw as if all rows shared it, so that shared decisions are those of the step."""
+    """Supplies every draw as if all rows shared it, so that shared decisions are those of the step."""
 
     def __init__(self, randomness: Randomness) -> None:
         self.randomness = randomness
@@ -172,27 +172,27 @@ class AllShared:
         return shared_uniform(self.randomness, len(self.shapes) - 1, shape, wide, device)
 
 
-class _Found(Exception):
+class _Drawn(Exception):
     """A draw was made."""
 
 
 def first_random_layer(model: nn.Module, inputs: Tensor) -> str | None:
     """The innermost layer that draws first ("" for the model itself), or None if nothing is drawn."""
-    under_way: list[str] = []
+    running: list[str] = []
     innermost: list[str] = []
 
-    def found(*_: Any) -> Tensor:
-        innermost.append(under_way[-1] if under_way else "")
-        raise _Found
+    def stop(*_: Any) -> Tensor:
+        innermost.append(running[-1] if running else "")
+        raise _Drawn
 
     handles = []
     for path, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda *_, path=path: under_way.append(path)))
-        handles.append(module.register_forward_hook(lambda *_: under_way.pop() and None))
+        handles.append(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)))
+        handles.append(module.register_forward_hook(lambda *_: running.pop() and None))
     try:
-        with torch.no_grad(), RandomOperations(found):
+        with torch.no_grad(), RandomOperations(stop):
             model(inputs.clone())
-    except _Found:
+    except _Drawn:
         return innermost[0]
     finally:
         for handle in handles:

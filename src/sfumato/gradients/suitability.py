@@ -1,4 +1,4 @@
-"""Models that the engine refuses at sight, and what a forward pass may not do to a model."""
+"""Models that the engine refuses before the first pass, and what a forward pass may not do to a model."""
 
 from __future__ import annotations
 

@@ -59,14 +59,14 @@ class Tape:
 
     def _keep_draws(self, _module: nn.Module, _args: object) -> None:
         self.starts.append(len(self.drawn.kept))
-        self.drawn.keepers += 1
+        self.drawn.num_keeping += 1
 
     def _record(self, claim: Claim, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         inputs, outputs = tensors_in(args, kwargs), output_tensors(output)
         kept: tuple[tuple[bool, Tensor], ...] = ()
         if self._repeats(claim):
             kept = tuple(self.drawn.kept[self.starts.pop() :])
-            self.drawn.keepers -= 1
+            self.drawn.num_keeping -= 1
         if not has_rows(inputs, outputs, self.num_rows):
             self.lost.append(claim)
             return None
@@ -109,7 +109,7 @@ class Tape:
         """The output with a listener; where autograd has not begun yet, it begins here."""
         if not value.requires_grad:
             self.roots.append(value.new_empty(0, requires_grad=True))
-            value = _Begun.apply(self.roots[-1], (value.detach(),))
+            value = _Start.apply(self.roots[-1], (value.detach(),))
         elif value._is_view() or not alone:
             # A view written into in place would leave its listener behind. An output of which another is made
             # would hear of that one's gradient too, which has a listener of its own.
@@ -130,7 +130,7 @@ class Tape:
         with torch.autocast(call.input.device.type, enabled=False):
             result, pieces = backward(gradient)
         self._keep(claim, pieces, once=self._used_once(claim))
-        call.let_go()
+        call.release()
         return result
 
     def _settle(self, claim: Claim, call: Call) -> None:
@@ -141,7 +141,7 @@ class Tape:
             strategies = claim.rule(call)
             pieces = self.choices.pieces(call.key, strategies) if once else strategies[0].pieces()
             self._keep(claim, pieces, once=once)
-        call.let_go()
+        call.release()
 
     def _used_once(self, claim: Claim) -> bool:
         return all(self.uses[name] == 1 for name in claim.parameters.values())
@@ -176,8 +176,8 @@ def _hidden_gradient(claim: Claim, module: nn.Module) -> ModelError:
     )
 
 
-class _Begun(torch.autograd.Function):
-    """A layer's output as it is, from which on gradients are wanted; nothing is asked of its root."""
+class _Start(torch.autograd.Function):
+    """A layer's output as it is, where the gradients begin; its root gets none."""
 
     @staticmethod
     def forward(ctx: Any, _root: Tensor, layer: tuple[Tensor]) -> Tensor:

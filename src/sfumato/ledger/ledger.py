@@ -2,8 +2,8 @@
 
 One SQLite file per user. A data set is known by its content, never by its path or by a clock, and runs on
 data sets that share images or patients add up. Every process takes a lease on its run, so that a copied run
-folder cannot spend in the shadow of the original. The run folder keeps a copy of its own record, from which
-a lost ledger is rebuilt; wherever two records meet, the larger counts. The folder's copy is always written
+folder cannot spend unseen beside the original. The run folder keeps a copy of its own record, from which
+a lost ledger is rebuilt; of two records of a run the larger counts. The folder's copy is always written
 before the ledger, so that a folder that knows less than the ledger is not the run's own.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import sqlite3
 import time
@@ -21,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfumato.files import ledger_home
 from sfumato.ledger.account import Account
 from sfumato.ledger.database import connect, links_in, packed, receipt_of, transaction
 from sfumato.ledger.links import Links, key_beside, links_of, read_links, write_links
@@ -35,14 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Account", "Cap", "Ledger", "Record", "Total"]
 
 
-def default_path() -> Path:
-    """SFUMATO_LEDGER, else ledger.sqlite in the user's data folder."""
-    if os.environ.get("SFUMATO_LEDGER"):
-        return Path(os.environ["SFUMATO_LEDGER"])
-    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(home) / "sfumato" / "ledger.sqlite"
-
-
 class Ledger:
     """The record of all spending, safe for several processes at once. Get one with ``Ledger.open``."""
 
@@ -51,8 +43,8 @@ class Ledger:
 
     @classmethod
     def open(cls, path: str | Path | None = None) -> Ledger:
-        """The ledger at ``path`` (by default ``default_path()``), created if it is not there."""
-        place = Path(path) if path is not None else default_path()
+        """The ledger at ``path`` (by default ``files.ledger_home()``), created if it is not there."""
+        place = Path(path) if path is not None else ledger_home()
         return cls(connect(place), place)
 
     def close(self) -> None:
@@ -200,18 +192,20 @@ class Ledger:
     def related(self, fingerprint: str, *, unit: Unit) -> list[str]:
         """This data set and all that share a ``unit`` with it, or might: see ``unknown``."""
         links = self._links()
-        mine = links.get(fingerprint)
-        if mine is None:
+        links_of_set = links.get(fingerprint)
+        if links_of_set is None:
             return [fingerprint]
-        found = {one for one, theirs in links.items() if one == fingerprint or mine.share_images(theirs)}
+        related = {
+            mark for mark, other in links.items() if mark == fingerprint or links_of_set.share_images(other)
+        }
         if unit == "patient":
-            found |= {one for one, theirs in links.items() if mine.share_patients(theirs)}
-            unnamed = {one for one in self._with_patients() & links.keys() if not links[one].has_patients}
-            found |= links.keys() if fingerprint in unnamed else unnamed
-        return [one for one in links if one in found]
+            related |= {mark for mark, other in links.items() if links_of_set.share_patients(other)}
+            unnamed = {mark for mark in self._with_patients() & links.keys() if not links[mark].has_patients}
+            related |= links.keys() if fingerprint in unnamed else unnamed
+        return [mark for mark in links if mark in related]
 
     def unknown(self, fingerprint: str) -> list[str]:
-        """Which of "images" and "patients" nobody told of this data set: it counts with all others for them.
+        """Which of "images" and "patients" of a data set are not known: for them it counts with all others.
 
         Patients must be known where they are protected or capped; elsewhere nothing is promised to them.
         """
@@ -258,9 +252,9 @@ class Ledger:
             known = self._known(held.record.run_id)
             if known is not None and lineage(known.leases, held.leases) == "apart":
                 forked = next(lease for lease in held.leases if lease not in known.leases)
-                own = hashlib.sha256(f"{held.record.run_id} {forked}".encode()).hexdigest()[:16]
-                held = replace(held, record=replace(held.record, run_id=own))  # the same at the next import
-                known = self._known(own)
+                forked_id = hashlib.sha256(f"{held.record.run_id} {forked}".encode()).hexdigest()[:16]
+                held = replace(held, record=replace(held.record, run_id=forked_id))  # at the next import too
+                known = self._known(forked_id)
             if known is not None and lineage(known.leases, held.leases) in ("same", "older"):
                 finished = known.record.finished or held.record.finished
                 held = Receipt(record=replace(held.record, finished=finished), leases=known.leases)
@@ -281,7 +275,7 @@ class Ledger:
     def _remember(
         self, fingerprint: str, name: str, image_ids: Tensor | None, names: Sequence[str] | None
     ) -> Links:
-        """Keep what is told of a data set; returns all that is known of it by now."""
+        """Record what is given about a data set; returns all that is known of it by now."""
         key = key_beside(self.path) if names else None
         return self._merge(fingerprint, name, links_of(image_ids, names, key=key))
 

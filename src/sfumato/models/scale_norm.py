@@ -101,8 +101,8 @@ def _trace(model: nn.Module, example: Tensor) -> fx.GraphModule:
     graph_module = fx.GraphModule(copy.deepcopy(model).eval(), graphs[False], type(model).__name__)
     with torch.no_grad():
         expected = copy.deepcopy(model).eval()(example)
-        found = ShapeProp(graph_module).propagate(example)
-    if not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+        outputs = ShapeProp(graph_module).propagate(example)
+    if not torch.allclose(outputs, expected, rtol=1e-4, atol=1e-5):
         raise _not_found(model, "the traced model does not compute what the original does.")
     return graph_module
 

@@ -43,8 +43,8 @@ def summarise(model: nn.Module, input_shape: tuple[int, ...]) -> ModelSummary:
     counted: set[nn.Parameter] = set()  # a layer called twice has its parameters once
 
     def note(name: str, module: nn.Module, output: object) -> None:
-        own = [p for p in module.parameters(recurse=False) if p not in counted]
-        counted.update(own)
+        parameters = [p for p in module.parameters(recurse=False) if p not in counted]
+        counted.update(parameters)
         shape = tuple(output.shape[1:]) if isinstance(output, Tensor) else ()
         products = 0
         if isinstance(module, _PRODUCTS) and isinstance(output, Tensor):
@@ -54,7 +54,7 @@ def summarise(model: nn.Module, input_shape: tuple[int, ...]) -> ModelSummary:
                 name=name,
                 kind=type(module).__name__,
                 output_shape=shape,
-                num_parameters=sum(p.numel() for p in own),
+                num_parameters=sum(p.numel() for p in parameters),
                 multiply_adds=products,
             )
         )

@@ -112,10 +112,10 @@ class Plan:
         def epsilon_of(value: float) -> float:
             return replace(self, noise_multiplier=value).epsilon
 
-        found = accounting.solve_noise_multiplier(
+        noise_multiplier = accounting.solve_noise_multiplier(
             epsilon_of, epsilon, tolerance=tolerance, guess=self.noise_multiplier
         )
-        return replace(self, noise_multiplier=found)
+        return replace(self, noise_multiplier=noise_multiplier)
 
     def _solved(self, name: str, target: float) -> Plan:
         """This plan with one value changed so that ε comes to ``target`` from below."""

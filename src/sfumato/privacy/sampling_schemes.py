@@ -57,7 +57,7 @@ class SamplingScheme(Protocol):
 
 @dataclass(frozen=True)
 class Poisson:
-    """Each unit on its own toss (``sampling.PoissonSampling``)."""
+    """Each unit takes part independently of all others (``sampling.PoissonSampling``)."""
 
     name = "poisson"
 
@@ -114,7 +114,7 @@ class Full:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A scheme of somebody's own, as a file describes it: it can be counted and read, not drawn again."""
+    """A scheme of a user's, as a file describes it: it can be counted and read, not drawn again."""
 
     name: str
     rate: float

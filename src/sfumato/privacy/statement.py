@@ -152,13 +152,13 @@ def _guarantee(plan: Plan, mu: float, kind: str, error: float) -> str:
 def _protects(plan: Plan, groups: list[tuple[int, float, str]]) -> str:
     if plan.unit == "patient":
         return "One patient is protected with all their images together."
-    some = "; ".join(
+    listed = "; ".join(
         f"{size} images: ε = {round_up(eps, 3)}" if math.isfinite(eps) else f"{size} images: no bound"
         for size, eps, _ in groups
     )
     return (
         "Only single images are protected. A person with several images in the training data has a "
-        f"weaker guarantee, at the same δ ({some}). Name a patient column to protect people."
+        f"weaker guarantee, at the same δ ({listed}). Name a patient column to protect people."
     )
 
 
@@ -167,7 +167,7 @@ def _groups(plan: Plan, images_per_person: int | None) -> list[tuple[int, float,
     if plan.unit == "patient":
         return []
     sizes = sorted({2, 5, 10} if images_per_person is None else {2, images_per_person} - {1})
-    found = []
+    groups = []
     for size in sizes:
         eps, how = accounting.group_epsilon(
             plan.events(),
@@ -176,8 +176,8 @@ def _groups(plan: Plan, images_per_person: int | None) -> list[tuple[int, float,
             accountant=plan.accountant,
             neighbouring=plan.neighbouring,
         )
-        found.append((size, eps, how))
-    return found
+        groups.append((size, eps, how))
+    return groups
 
 
 def _assumes(plan: Plan) -> tuple[str, ...]:

@@ -217,7 +217,7 @@ def recipe_from_toml(text: str, *, origin: str = "recipe") -> Recipe:
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or numbers and levels beyond all bounds
-        raise ConfigError("bad-toml", f"{origin}: {error}", fix="mend the TOML at that place") from error
+        raise ConfigError("bad-toml", f"{origin}: {error}", fix="Correct the TOML at that place.") from error
     return from_table(Recipe, table, origin=origin)
 
 

@@ -129,7 +129,7 @@ def _checked(wanted: Any, value: Any, check: Callable[[Any], None] | None, *, or
         checked = msgspec.convert(_plain(value), wanted)
     except (msgspec.ValidationError, OverflowError) as error:
         raise _wrong(origin, path, value, _expected(wanted, value, str(error))) from None
-    # msgspec has no such constraint, and inf keeps every lower bound. Options are their receiver's to judge.
+    # msgspec has no such constraint, and inf keeps every lower bound. Options have checks of their own.
     if typing.get_origin(wanted) is not Mapping and not _all_finite(value):
         raise _wrong(origin, path, value, _expected(wanted, value, ""))
     return checked
@@ -145,7 +145,7 @@ def _run_check(check: Callable[[Any], None], value: Any, *, origin: str) -> None
 
 
 def _expected(wanted: Any, value: Any, complaint: str) -> str:
-    """What a setting of the type ``wanted`` would be, said for somebody who gave ``value``."""
+    """What a setting of the type ``wanted`` would be, in words for a user who gave ``value``."""
     kind = without_none(wanted)
     limits: Meta | None = None
     if typing.get_origin(kind) is Annotated:

@@ -1,1 +1,1 @@
-"""What may leave the house: weights, their description, the guarantee and the model card."""
+"""What may be published: weights, their description, the guarantee and the model card."""

@@ -100,10 +100,10 @@ def _accuracy(scores: Scores | None, *, guaranteed: bool) -> str:
 
 
 def _use(config: Mapping[str, Any]) -> str:
-    own = "" if config["model"]["name"] else ", model=my_model"
+    argument = "" if config["model"]["name"] else ", model=my_model"
     return (
         "## Use\n\n```python\nimport sfumato\n\n"
-        f'classifier = sfumato.load("release"{own})\n'
+        f'classifier = sfumato.load("release"{argument})\n'
         'for prediction in classifier.predict(["image.png"]):\n'
         "    print(prediction.label, prediction.probability)\n```\n\n"
         "or `sfumato predict release image.png`."

@@ -1,4 +1,4 @@
-"""The folder that may leave the house: weights, config, guarantee and model card; written and read here.
+"""The folder that may be published: weights, config, guarantee and model card; written and read here.
 
 Reading trusts nothing: weights are safetensors, the model is rebuilt from the zoo by name, and whatever does
 not fit is refused.
@@ -6,7 +6,6 @@ not fit is refused.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from sfumato.accounting import event_from_dict
 from sfumato.data.augmentation import check_normalisation
 from sfumato.data.readers.decode import decode_image
 from sfumato.errors import ConfigError, DataError, ModelError, RunError
-from sfumato.files import read_json, replacing, sync_folder, write_json, write_text
+from sfumato.files import read_json, replace_folder, replacing, workspace, write_json, write_text
 from sfumato.models import create_model, find_variant, weight_shapes
 from sfumato.release.documents import Config, Privacy
 from sfumato.training.evaluation import predict_logits
@@ -52,7 +51,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedModel:
-    """A released classifier with everything needed to use it and to judge its guarantee."""
+    """A released classifier with everything needed to use it and to assess its guarantee."""
 
     model: nn.Module
     classes: tuple[str, ...]
@@ -72,12 +71,12 @@ class ReleasedModel:
         mean, std = tuple(self.config["mean"]), tuple(self.config["std"])
         rows = min(batch_size, self._rows_at_once)
         try:
-            found = predict_logits(self.model, images, mean=mean, std=std, batch_size=rows)
+            logits = predict_logits(self.model, images, mean=mean, std=std, batch_size=rows)
         except RuntimeError as error:  # a network whose layers do not meet at this size
             raise _unusable(f"it cannot take images of {channels} x {size} x {size}: {error}") from error
-        if found.shape != (len(images), len(self.classes)) or not found.isfinite().all():
+        if logits.shape != (len(images), len(self.classes)) or not logits.isfinite().all():
             raise _unusable(f"its output is not a finite number for each of the {len(self.classes)} classes")
-        return found
+        return logits
 
     def predict(self, images: Tensor | np.ndarray | Sequence[str | Path]) -> list[Prediction]:
         """Classify image files, or uint8 images (N, C, H, W)."""
@@ -129,22 +128,16 @@ def write_release(
 
     Guarantee: only what is passed here is written; nothing is computed from training data.
     """
-    building = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(building, ignore_errors=True)
-    try:
-        building.mkdir(parents=True)
+    with workspace(folder.parent) as work:
+        building = work / folder.name
+        building.mkdir()
         weights = {name: value.detach().to("cpu").contiguous() for name, value in model.state_dict().items()}
         with replacing(building / WEIGHTS) as temporary:
             save_file(weights, temporary, metadata={"format": "pt"})
         write_json(building / CONFIG, {"format": FORMAT, **config})
         write_json(building / PRIVACY, privacy)
         write_text(building / CARD, card)
-        if folder.exists():
-            shutil.rmtree(folder)
-        building.rename(folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        replace_folder(building, folder)
 
 
 def load(path: str | Path, *, model: nn.Module | None = None) -> ReleasedModel:
@@ -247,11 +240,11 @@ def _check_guarantee(privacy: Privacy) -> None:
 
 
 def _check_numbers(weights: Mapping[str, Tensor], network: nn.Module, folder: Path) -> None:
-    """Refuse whole or complex numbers for real weights, which PyTorch would convert without a word."""
+    """Refuse whole or complex numbers for real weights, which PyTorch would convert silently."""
     for name, value in network.state_dict().items():
-        found = weights.get(name)
-        if found is not None and found.is_floating_point() != value.is_floating_point():
-            raise _bad_release(folder, f"{WEIGHTS} does not fit: {name} is {found.dtype}, not {value.dtype}")
+        stored = weights.get(name)
+        if stored is not None and stored.is_floating_point() != value.is_floating_point():
+            raise _bad_release(folder, f"{WEIGHTS} does not fit: {name} is {stored.dtype}, not {value.dtype}")
 
 
 def _unusable(what: str) -> ModelError:

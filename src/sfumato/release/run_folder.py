@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import platform
 import re
@@ -17,7 +16,7 @@ from typing import Any
 
 from sfumato.data import KNOWN_SETS
 from sfumato.errors import RunError
-from sfumato.files import read_bytes, write_text
+from sfumato.files import hold, read_bytes, remove_unfinished, write_text
 from sfumato.recipes.recipe import Recipe, differences, list_recipes, recipe_from_toml
 
 STATE_FILE = "state.safetensors"
@@ -127,8 +126,10 @@ class RunFolder:
             raise RunError(
                 "cannot-save", f"{self.path} cannot be created: {error}", fix="Give another --out."
             ) from error
+        lock = self._locked()  # before the try: who does not hold the folder does not remove it
         try:
-            with self._locked():
+            with lock:
+                remove_unfinished(self.state)
                 if not self.recipe.exists():
                     write_text(self.recipe, recipe_toml)
                 yield
@@ -139,19 +140,23 @@ class RunFolder:
                     with contextlib.suppress(OSError):  # another run lies there by now
                         parent.rmdir()
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> contextlib.AbstractContextManager[object]:
         """The lock goes with the process, so a killed run leaves none behind."""
-        with open(self.state / "lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunError(
-                    "run-in-use",
-                    f"another process is working on {self.path}",
-                    fix="Wait for it, or stop it first.",
-                ) from error
-            yield
+        try:
+            return hold(self.state / "lock")
+        except BlockingIOError as error:
+            raise RunError(
+                "run-in-use",
+                f"another process is working on {self.path}",
+                fix="Wait for it, or stop it first.",
+            ) from error
+        except OSError as error:
+            raise RunError(
+                "cannot-save",
+                f"{self.path} cannot be locked: {error}",
+                why="Two processes in one run folder would destroy each other's state.",
+                fix="Give another --out, on a disk of this machine.",
+            ) from error
 
 
 def describe_environment() -> dict[str, Any]:

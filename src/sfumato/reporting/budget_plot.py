@@ -68,14 +68,17 @@ def _noise_along(plan: Plan, batches: list[tuple[int, int]]) -> list[float]:
         return accounting.rough_epsilon([event], delta=plan.delta, neighbouring=plan.neighbouring)
 
     target = rough(plan.noise_multiplier, plan.sampling_rate, plan.num_steps)
-    found = [plan.noise_multiplier]
+    noise_multipliers = [plan.noise_multiplier]
     for batch_size, num_steps in reversed(batches):
         rate = batch_size / plan.num_examples
         sigma = accounting.solve_noise_multiplier(
-            partial(rough, rate=rate, num_steps=num_steps), target, tolerance=0.002, guess=found[-1]
+            partial(rough, rate=rate, num_steps=num_steps),
+            target,
+            tolerance=0.002,
+            guess=noise_multipliers[-1],
         )
-        found.append(sigma)
-    return found[:0:-1]
+        noise_multipliers.append(sigma)
+    return noise_multipliers[:0:-1]
 
 
 def _first_below(sizes: list[int], values: list[float], limit: float) -> int:

@@ -17,8 +17,8 @@ from torch import nn
 
 from sfumato.data import KNOWN_SETS, ImageSet
 from sfumato.errors import ConfigError
-from sfumato.features.cache import OnProgress, cache_home, checksum, features_of, not_writable
-from sfumato.files import workspace
+from sfumato.features.cache import OnProgress, checksum, features_of, not_writable
+from sfumato.files import cache_home, put, workspace
 from sfumato.models.fixed_features import FeatureClassifier, FixedFeatures
 from sfumato.training.fixed_rows import ROWS_AT_ONCE, FeatureViews
 
@@ -137,7 +137,7 @@ def fit_extractor(
     seed, num_images = recipe.features.seed, recipe.features.num_images
     nothing = torch.zeros(0, 1, 1, 1, dtype=torch.uint8)
     key = checksum(model.extractor, nothing)  # of the unfitted module: its shapes and settings
-    entry = (folder or cache_home()) / f"extractor-{key}-{num_images}-{seed}.safetensors"
+    entry = (folder or cache_home("features")) / f"extractor-{key}-{num_images}-{seed}.safetensors"
     try:
         fitted = load_file(entry) if entry.is_file() else {}
         if fitted.keys() == model.extractor.state_dict().keys():
@@ -152,7 +152,7 @@ def fit_extractor(
     try:
         with workspace(entry.parent) as work:
             save_file(weights, work / "extractor")
-            (work / "extractor").replace(entry)
+            put(work / "extractor", entry)
     except (OSError, SafetensorError) as error:
         raise not_writable(entry.parent, error) from error
 

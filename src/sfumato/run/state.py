@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sfumato.errors import PrivacyError, RunError
-from sfumato.files import parse_json, replacing, sync_folder
+from sfumato.files import parse_json, replacing, sync, sync_folder
 from sfumato.release.run_folder import STATE_FILE
 from sfumato.training.averaging import WeightAverage
 
@@ -231,8 +231,7 @@ class LineLog:
                 file.seek(self.length)
                 file.write(data)  # over the same bytes, where a writing that was broken off had got so far
                 file.truncate()
-                file.flush()
-                os.fsync(file.fileno())
+                sync(file)
             if new:
                 sync_folder(self.path.parent)
         except OSError as error:

@@ -40,6 +40,6 @@ class WeightAverage:
 
     def averaged(self, model: nn.Module) -> nn.Module:
         """A copy of ``model`` in evaluation mode that holds the averaged weights."""
-        twin = copy.deepcopy(model)
-        twin.load_state_dict({**twin.state_dict(), **self.weights})
-        return twin.eval()
+        averaged = copy.deepcopy(model)
+        averaged.load_state_dict({**averaged.state_dict(), **self.weights})
+        return averaged.eval()

@@ -63,7 +63,7 @@ def evaluate(
 ) -> Scores:
     """All scores of ``model`` on ``data``.
 
-    Fixed features are taken from their cache, or computed into it, which ``on_progress`` is told of.
+    Fixed features are taken from their cache, or computed into it, which is reported to ``on_progress``.
     """
     if isinstance(model, FixedFeatures):
         rows = features_of(model.extractor, data.images, on_progress=on_progress)

@@ -94,8 +94,8 @@ class HeadGradients:
     def __call__(self, indices: Tensor, step: int) -> ClippedSum:
         chosen = None if len(indices) == self.num_units else indices
         weight, bias = self.head.weight.detach(), self.head.bias.detach()
-        found = self.sums(weight, bias, clip_norm=self.clip_norm, indices=chosen)
-        return replace(found, gradients={f"head.{name}": value for name, value in found.gradients.items()})
+        total = self.sums(weight, bias, clip_norm=self.clip_norm, indices=chosen)
+        return replace(total, gradients={f"head.{name}": value for name, value in total.gradients.items()})
 
 
 @torch.no_grad()
@@ -135,14 +135,14 @@ class PlainSum:
         return plain_total(self.model, microbatches_of(self, indices, step), loss=self.loss)
 
 
-def microbatches_of(of: EngineSum | PlainSum, indices: Tensor, step: int) -> Iterable[Microbatch]:
+def microbatches_of(gradient_sum: EngineSum | PlainSum, indices: Tensor, step: int) -> Iterable[Microbatch]:
     """The inputs of a step, drawn from the run's source for each unit by its number."""
-    return of.inputs.microbatches(
-        of.units,
+    return gradient_sum.inputs.microbatches(
+        gradient_sum.units,
         indices,
-        max_rows=of.max_rows,
-        randomness=UnitRandomness(of.source, purpose="augmentation", step=step),
-        device=next(of.model.parameters()).device,
+        max_rows=gradient_sum.max_rows,
+        randomness=UnitRandomness(gradient_sum.source, purpose="augmentation", step=step),
+        device=next(gradient_sum.model.parameters()).device,
     )
 
 

@@ -126,9 +126,9 @@ class HeadSum:
             for value in sums:
                 value.zero_()
             if compiled:
-                found = (norms[piece], losses[piece], *sums)
+                results = (norms[piece], losses[piece], *sums)
                 bound = clip_norm * (1 - ROUNDING)
-                head_sums(given, indices, targets[piece], squares[piece], weight, bias, bound, found)
+                head_sums(given, indices, targets[piece], squares[piece], weight, bias, bound, results)
             else:
                 if indices is not None:
                     given = torch.index_select(given, 0, indices, out=buffer[: len(indices)])

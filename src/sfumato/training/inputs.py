@@ -66,11 +66,11 @@ class Units:
 
     def choose(self, unit: int, randomness: UnitRandomness) -> Tensor:
         """The unit's images for this step: all, or a fresh random choice of ``max_images``."""
-        mine = self.rows[int(self.offsets[unit]) : int(self.offsets[unit + 1])]
-        if len(mine) <= self.max_images:
-            return mine
-        words = randomness.words(np.array([unit]), np.array([0]), len(mine), stream=CHOICE)[0]
-        return mine[torch.from_numpy(np.argsort(words)[: self.max_images])]
+        images_of_unit = self.rows[int(self.offsets[unit]) : int(self.offsets[unit + 1])]
+        if len(images_of_unit) <= self.max_images:
+            return images_of_unit
+        words = randomness.words(np.array([unit]), np.array([0]), len(images_of_unit), stream=CHOICE)[0]
+        return images_of_unit[torch.from_numpy(np.argsort(words)[: self.max_images])]
 
     def pack(
         self, indices: Tensor, *, max_rows: int, views: int, randomness: UnitRandomness

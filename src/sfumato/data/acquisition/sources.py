@@ -45,9 +45,9 @@ class Source:
             path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
             if path is None:
                 raise _not_whole(folder, f"{name} is missing")
-            found = checksum(path, expected.split(":")[0], decompress=path.suffix == ".gz")
-            if found != expected:
-                raise _not_whole(folder, f"{path.name} has checksum {found}, not {expected}")
+            digest = checksum(path, expected.split(":")[0], decompress=path.suffix == ".gz")
+            if digest != expected:
+                raise _not_whole(folder, f"{path.name} has checksum {digest}, not {expected}")
         for name, expected in self.num_files.items():
             count = sum(1 for path in (folder / name).rglob("*") if path.is_file())
             if count != expected:

@@ -125,8 +125,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 def _claimed_pixels(error: Exception) -> str:
     """The number that Pillow's message gives in brackets."""
-    found = re.search(r"\((\d+) pixels\)", str(error))
-    return f"{int(found[1]):,}" if found else "too many"
+    match = re.search(r"\((\d+) pixels\)", str(error))
+    return f"{int(match[1]):,}" if match else "too many"
 
 
 def _corrupt(path: Path, reason: str) -> DataError:

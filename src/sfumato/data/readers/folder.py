@@ -123,7 +123,7 @@ def _take(images: torch.Tensor, rows: list[int]) -> torch.Tensor:
 
 
 def _suggestions(headers: Sequence[Header], image_size: int | None, channels: int | None) -> tuple[str, ...]:
-    """What all files share where a fixed default stands instead; for the eyes of whoever has the files."""
+    """What all files share where a fixed default stands instead; shown only to the user who has the files."""
     sizes = {(header.width, header.height) for header in headers}
     shared, settings = [], []
     width, height = next(iter(sizes))

@@ -81,8 +81,8 @@ class Listing:
                 f"the manifest has a patient column, and --patient-from {pattern!r} is given too.",
                 fix="Use one of the two.",
             )
-        found = find_patients(pattern, [entry.relative for entry in self.entries])
-        for entry, patient in zip(self.entries, found, strict=True):
+        patients = find_patients(pattern, [entry.relative for entry in self.entries])
+        for entry, patient in zip(self.entries, patients, strict=True):
             if not patient:
                 raise DataError(
                     "missing-patient",
@@ -90,7 +90,7 @@ class Listing:
                     why="A patient-level guarantee needs every image's patient.",
                     fix="Widen the expression, e.g. with | for a second way of naming files.",
                 )
-        pairs = zip(self.entries, found, strict=True)
+        pairs = zip(self.entries, patients, strict=True)
         return replace(self, entries=tuple(replace(entry, patient=patient) for entry, patient in pairs))
 
 
@@ -104,8 +104,8 @@ def list_folder(folder: Path, classes: Sequence[str] | None = None) -> Listing:
             fix="Put the training images into train/<class>/.",
         )
     roots = splits or {"train": folder}
-    found: dict[str, dict[str, list[Path]]] = {split: _by_class(root) for split, root in roots.items()}
-    names = {name for classes in found.values() for name in classes}
+    by_split: dict[str, dict[str, list[Path]]] = {split: _by_class(root) for split, root in roots.items()}
+    names = {name for classes in by_split.values() for name in classes}
     if not names:
         raise DataError(
             "no-images",
@@ -114,11 +114,11 @@ def list_folder(folder: Path, classes: Sequence[str] | None = None) -> Listing:
             fix="Put each class into a folder of its own, or write a manifest.csv.",
         )
     declared = declared_classes(folder, classes)
-    classes = declared or sorted_classes(found["train"])
+    classes = declared or sorted_classes(by_split["train"])
     if not classes:
         raise empty_class(str(folder), "train")
     entries = []
-    for split, by_class in found.items():
+    for split, by_class in by_split.items():
         for name, paths in by_class.items():
             if name not in classes:
                 raise _not_a_class(roots[split] / name, classes, declared=declared is not None)

@@ -35,8 +35,8 @@ def find_patients(pattern: str, texts: Sequence[str]) -> list[str | None]:
             check=False,
         )
     except subprocess.TimeoutExpired as late:
-        found = (late.stdout or b"").count(b"\n") - 1  # the first line is about the expression
-        where = f" in {texts[found]!r}" if 0 <= found < len(texts) else ""
+        slowest = (late.stdout or b"").count(b"\n") - 1  # the first line is about the expression
+        where = f" in {texts[slowest]!r}" if 0 <= slowest < len(texts) else ""
         raise _slow(pattern, f"was still searching{where} after {seconds:.0f} seconds") from late
     except OSError as error:
         raise _slow(pattern, f"could not be searched for in a process of its own: {error}") from error

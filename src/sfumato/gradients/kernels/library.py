@@ -117,18 +117,18 @@ def available() -> dict[str, Kernels]:
 @cache
 def compiled() -> Kernels | None:
     """The kernels in use: those of the best path, or of the one that SFUMATO_KERNELS names."""
-    found, wanted = available(), os.environ.get(ENVIRONMENT, "auto")
+    by_path, wanted = available(), os.environ.get(ENVIRONMENT, "auto")
     if wanted == "none":
         return None
     if wanted == "auto":
-        return next(iter(found.values()), None)
-    if wanted not in found:
+        return next(iter(by_path.values()), None)
+    if wanted not in by_path:
         raise ConfigError(
             "no-kernels",
             f"{ENVIRONMENT}={wanted}: this build on this processor does not have it",
-            fix=f"Use one of {', '.join(['auto', *found, 'none'])}, or unset it.",
+            fix=f"Use one of {', '.join(['auto', *by_path, 'none'])}, or unset it.",
         )
-    return found[wanted]
+    return by_path[wanted]
 
 
 def kernels_for(*tensors: Tensor) -> Kernels | None:

@@ -43,8 +43,8 @@ def position_products(first: Tensor, second: Tensor) -> Tensor:
     product = torch.empty_like(a[:rows])
     for start in range(0, len(a), rows):
         part = slice(start, min(start + rows, len(a)))
-        some = torch.mul(a[part], b[part], out=product[: part.stop - start])
-        torch.sum(some, dim=axis, out=result[part])
+        products = torch.mul(a[part], b[part], out=product[: part.stop - start])
+        torch.sum(products, dim=axis, out=result[part])
     return result
 
 

@@ -39,16 +39,18 @@ def unit_filters(
     result = inputs.new_empty(num_units, filters, *geometry[:2], channels)
     moments = torch.empty(3, num_units, filters, dtype=torch.float64, device="cpu")
     shifts = inputs.new_empty(num_units, filters)
-    found = (result, moments, shifts)
-    _tiles(inputs, gradients).call("unit_filters", shape, gradients, inputs, directions.contiguous(), *found)
-    return found
+    results = (result, moments, shifts)
+    _tiles(inputs, gradients).call(
+        "unit_filters", shape, gradients, inputs, directions.contiguous(), *results
+    )
+    return results
 
 
 def offers_head_sums(rows: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """Whether ``head_sums`` can take these; with many classes the library's matrix products are as fast."""
     kernels = kernels_for(rows, weight, bias)
-    few = len(weight) <= MAX_CLASSES and rows.is_contiguous()
-    return kernels is not None and few and kernels.lanes > 0
+    suitable = len(weight) <= MAX_CLASSES and rows.is_contiguous()
+    return kernels is not None and suitable and kernels.lanes > 0
 
 
 def head_sums(
@@ -59,15 +61,15 @@ def head_sums(
     weight: Tensor,
     bias: Tensor,
     bound: float,
-    found: tuple[Tensor, Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:
     """The clipped sum of a softmax regression over the ``chosen`` rows, or over all, in the caller's thread.
 
     ``chosen`` and ``targets`` are int64; ``squares`` are those of the rows' norms with the bias, float64.
-    ``found`` is filled: norms and losses of the rows; and added to: the gradients of weight and bias, clipped
-    to ``bound``.
+    ``results`` is filled: norms and losses of the rows; and added to: the gradients of weight and bias,
+    clipped to ``bound``.
     """
-    norms, losses, weights, biases = found
+    norms, losses, weights, biases = results
     sizes = (len(targets), rows.shape[1], len(weight))
     numbers = targets.new_empty(0) if chosen is None else chosen.contiguous()
     inputs = (
@@ -84,5 +86,5 @@ def head_sums(
 def _tiles(*tensors: Tensor) -> Kernels:
     kernels = kernels_for(*tensors)
     if kernels is None:
-        raise RuntimeError("no compiled kernels can take these tensors: ask offers_… first")
+        raise RuntimeError("no compiled kernels can take these tensors: check offers_… first")
     return kernels
