@@ -168,15 +168,22 @@ def closed_run_resumed_unchecked(patch: MonkeyPatch) -> None:
 @fault("scores-before-the-state", tests=(f"{RUNS}::test_no_score_is_seen_of_a_step_that_is_taken_again",))
 def scores_before_the_state(patch: MonkeyPatch) -> None:
     save = "save_state(state, self.folder.state)\n"
-    rewrite(patch, "sfumato.run.steps:Run.commit", save, f"self.metrics.write()\n        {save}")
+    rewrite(
+        patch, "sfumato.run.persistence:Persistence.commit", save, f"self.metrics.write()\n        {save}"
+    )
 
 
 @fault(
     "scores-before-the-ledger", tests=(f"{RUNS}::test_closing_a_run_at_work_stops_it_before_its_next_result",)
 )
 def scores_before_the_ledger(patch: MonkeyPatch) -> None:
-    confirm = "self.account.confirm(self.step)\n"
-    rewrite(patch, "sfumato.run.steps:Run.commit", confirm, f"self.metrics.write()\n        {confirm}")
+    confirm = "self.account.confirm(step)\n"
+    rewrite(
+        patch,
+        "sfumato.run.persistence:Persistence.commit",
+        confirm,
+        f"self.metrics.write()\n        {confirm}",
+    )
 
 
 @fault("log-tail-not-recovered", tests=(f"{RUNS}::test_no_score_is_seen_of_a_step_that_is_taken_again",))

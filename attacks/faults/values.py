@@ -34,15 +34,15 @@ def channels_of_the_images(patch):
 @fault("mean-of-the-images", tests=(DERIVED,))
 def mean_of_the_images(patch):
     """Normalisation constants out of the private images."""
-    from sfumato.run import prepare
+    from sfumato.run import resolve
 
-    original = prepare.normalisation
+    original = resolve.normalisation
 
     def own(network, images, beginning):
         _, deviation = original(network, images, beginning)
         return (float(images.images.double().mean() / 255),), deviation
 
-    patch.setattr(prepare, "normalisation", own)
+    patch.setattr(resolve, "normalisation", own)
 
 
 @fault("declared-class-decides", tests=("data/test_folder.py",))

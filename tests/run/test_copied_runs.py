@@ -15,7 +15,7 @@ from sfumato.ledger.account import Account
 from sfumato.ledger.ledger import Cap, Ledger
 from sfumato.ledger.totals import total_of
 from sfumato.recipes.recipe import recipe_to_toml
-from sfumato.run import steps
+from sfumato.run import persistence, steps
 from sfumato.run.session import train
 from sfumato.run.state import LineLog
 from small_runs import Watcher, small_recipe, small_set, small_splits
@@ -160,7 +160,7 @@ def test_a_seeded_run_without_its_state_does_not_become_private_either(tmp_path,
     recipe = small_recipe(training__seed=3)
     (tmp_path / "a").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "save_state", killed)
+        patch.setattr(persistence, "save_state", killed)
         patch.setattr(shutil, "rmtree", lambda *_args, **_kwargs: None)  # kill -9 clears nothing away
         with pytest.raises(KeyboardInterrupt):
             train(recipe, out=tmp_path / "a", data=small_splits())
@@ -172,7 +172,7 @@ def test_a_seeded_run_without_its_state_does_not_become_private_either(tmp_path,
 
 def crash(patch, place: str) -> None:
     """Stop the commit of step 5 before, between or inside its writes, as a power cut would."""
-    original_save, original_confirm, original_write = steps.save_state, Account.confirm, LineLog.write
+    original_save, original_confirm, original_write = persistence.save_state, Account.confirm, LineLog.write
 
     def save(state, folder):
         if place == "before the state" and state.values["step"] == 5:
@@ -196,7 +196,7 @@ def crash(patch, place: str) -> None:
         if place == "behind the log" and here:
             raise RuntimeError("power cut")
 
-    patch.setattr(steps, "save_state", save)
+    patch.setattr(persistence, "save_state", save)
     patch.setattr(Account, "confirm", confirm)
     patch.setattr(LineLog, "write", write)
 

@@ -17,6 +17,7 @@ from sfumato.errors import DataError, PrivacyError
 from sfumato.ledger.receipt import plan_values
 from sfumato.recipes.recipe import Recipe, recipe_to_toml, with_settings
 from sfumato.run import prepare as preparing
+from sfumato.run import resolve as resolving
 from sfumato.run.prepare import prepare
 from sfumato.run.publish import model_config, stated_privacy
 from sfumato.run.session import train
@@ -60,10 +61,11 @@ def published(recipe: Recipe) -> dict[str, object]:
     """All that a run on this data would publish or write beside it, but for the weights."""
     prepared = prepare(recipe)
     return {
-        "config": model_config(prepared, in_zoo=True),
+        "config": model_config(prepared),
         "privacy": stated_privacy(prepared, num_steps=prepared.num_steps),
         "plan": plan_values(prepared.plan),
-        "resolved": recipe_to_toml(prepared.recipe),
+        "recipe": recipe_to_toml(prepared.recipe),
+        "resolved": prepared.resolved.document(),
         "rows": prepared.max_rows,
     }
 
@@ -147,7 +149,7 @@ def test_fixed_features_follow_the_settings_and_the_number_of_units_alone(folder
     changes |= {"privacy__noise_multiplier": None, "privacy__epsilon": 8.0}
     recipe = recipe_for(folder, **changes)
     before = published(recipe)
-    assert "image_size = 64" in before["resolved"]
+    assert "image_size = 64" in before["recipe"]
     ODD["colour, 20 pixels"](folder / "train" / "normal")
     assert published(recipe) == before
 
@@ -195,7 +197,7 @@ def mean_of_the_images(monkeypatch) -> None:
     def own(_network: object, images: object, _beginning: object) -> tuple[tuple[float], tuple[float]]:
         return (float(images.images.float().mean() / 255),), (0.25,)
 
-    monkeypatch.setattr(preparing, "normalisation", own)
+    monkeypatch.setattr(resolving, "normalisation", own)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_a_run_learns_and_leaves_exactly_its_files(tmp_path):
     files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert files == {
         "recipe.toml",
+        "resolved.json",
         "metrics.jsonl",
         "environment.json",
         "report.html",
@@ -310,6 +311,20 @@ def test_scores_on_held_out_private_images_stay_in_the_state(tmp_path):
     assert (tmp_path / "run/state/scores.json").exists()
     assert "Not stated" in (tmp_path / "run/release/README.md").read_text()
     assert any("val_accuracy" in line for line in lines(tmp_path / "run/state/sensitive.jsonl"))
+
+
+def test_scores_on_held_out_private_images_do_not_change_a_constant_learning_rate(tmp_path):
+    """Only a plateau looks at scores, and only at those of public images."""
+    settings = {"training__evaluate_every": 1, "training__num_steps": 16, "training__learning_rate": 30.0}
+    settings |= {"schedule__patience_epochs": 1.0, "performance__save_every_seconds": 1e9}
+
+    def rates(name, data, **changes):
+        train(small_recipe(**settings | changes), out=tmp_path / name, data=data)
+        return {line["learning_rate"] for line in lines(tmp_path / name / "metrics.jsonl")}
+
+    assert rates("held-out", held_out(), data__holdout=0.3) == {30.0}
+    public = {"schedule__name": "plateau", "data__val_is_public": True}
+    assert len(rates("plateau", small_splits(val=30), **public)) > 1  # the control: such scores do stagnate
 
 
 def held_out():

@@ -13,12 +13,11 @@ from sfumato.errors import ConfigError
 from sfumato.gradients import ClippedSum
 from sfumato.privacy.plan import Plan
 from sfumato.randomness import SeededSource
-from sfumato.recipes.recipe import ScheduleSettings
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.gradient_sums import EngineSum, PlainSum
 from sfumato.training.inputs import Units, Views
 from sfumato.training.loop import fit, fit_without_privacy
-from sfumato.training.optimizers import Schedule, build_optimizer
+from sfumato.training.optimizers import build_optimizer
 from small_runs import SmallNet, small_set
 
 PLAIN = Views(mean=(0.5,), std=(0.25,))
@@ -243,33 +242,6 @@ def test_an_optimizer_that_cannot_be_meant_is_refused(name, options, code):
     with pytest.raises(ConfigError) as caught:
         build_optimizer(name, SmallNet(), learning_rate=0.1, options=options)
     assert caught.value.code == code
-
-
-def schedule(**settings):
-    return Schedule(
-        settings=ScheduleSettings(**settings), learning_rate=2.0, num_steps=100, steps_per_epoch=10.0
-    )
-
-
-def test_schedules_have_their_stated_form():
-    assert {schedule()(step) for step in range(100)} == {2.0}
-    steps = schedule(name="step", factor=0.5, every_epochs=2)
-    assert [steps(step) for step in (0, 19, 20, 40)] == [2.0, 2.0, 1.0, 0.5]
-    cosine = schedule(name="cosine", final=0.1)
-    assert cosine(0) == 2.0
-    assert cosine(50) == pytest.approx(1.1)
-    assert cosine(100) == pytest.approx(0.2)
-
-
-def test_a_plateau_halves_the_rate_only_after_its_patience():
-    plateau = schedule(name="plateau", factor=0.5, patience_epochs=3)
-    for step, loss in ((10, 1.0), (20, 1.1), (40, 1.1)):
-        plateau.observe(step, loss)
-        assert plateau(step) == 2.0
-    plateau.observe(50, 1.1)
-    assert plateau(50) == 1.0
-    plateau.observe(60, 0.5)
-    assert plateau(60) == 1.0
 
 
 def test_an_optimizer_that_cannot_be_used_is_not_its_own_cure():

@@ -48,7 +48,7 @@ def command(
     )
     splits, settings = None, recipe.data
     if settings.name is not None:
-        from sfumato.run.prepare import load_splits
+        from sfumato.run.resolve import load_splits
 
         splits = load_splits(settings)
         findings += examine_data(
@@ -58,10 +58,9 @@ def command(
             std=settings.std,
             holdout=settings.holdout,
         )
-    if recipe_name is not None and splits is not None and recipe.privacy.enabled:
-        findings += _plan_findings(recipe, splits)
     if recipe_name is not None or model_name is not None:
-        findings += _model_findings(recipe, splits)
+        planned = recipe_name is not None and splits is not None
+        findings += _run_findings(recipe if planned else _one_step(recipe), splits, planned=planned)
     _report(findings, as_json, nothing_asked=(recipe_name, model_name, data_name) == (None, None, None))
 
 
@@ -73,41 +72,40 @@ def _recipe(name: str | None, changes: dict[str, object]) -> Recipe:
     return with_settings(recipe, {key: value for key, value in changes.items() if value is not None})
 
 
-def _plan_findings(recipe: Recipe, splits: DataSplits) -> list[Finding]:
-    from sfumato.doctor import examine_plan
-    from sfumato.run.planning import build_plan
-    from sfumato.run.prepare import group_units
+def _one_step(recipe: Recipe) -> Recipe:
+    """The recipe with a budget that suits any data: without data there is no plan, but a network."""
+    from sfumato.recipes.recipe import with_settings
 
-    units = group_units(recipe, splits.train)
-    plan = build_plan(recipe, num_units=len(units), force=True)
-    return examine_plan(plan) if plan is not None else []
+    absent = ("privacy.epsilon", "privacy.delta", "training.num_epochs", "training.batch_size")
+    given = {"privacy.noise_multiplier": 1.0, "training.num_steps": 1, "schedule.name": "constant"}
+    given |= {"training.early_stopping": 0}
+    return with_settings(recipe, {**dict.fromkeys(absent), **given})
 
 
-def _model_findings(recipe: Recipe, splits: DataSplits | None) -> list[Finding]:
-    """The network is built as a run builds it: options, channels, first weights, trained parts."""
-    from sfumato.doctor import Finding, check_forward
+def _run_findings(recipe: Recipe, splits: DataSplits | None, *, planned: bool) -> list[Finding]:
+    """The run is resolved and its network built as for training: options, channels, first weights, trained
+    parts. ``planned``: its plan is examined too."""
+    from sfumato.doctor import Finding, check_forward, examine_plan
     from sfumato.errors import ModelError, PrivacyError
     from sfumato.randomness import SecureSource
     from sfumato.run import prepare as preparation
+    from sfumato.run.resolve import resolve
 
     splits = splits or _blank_images(recipe)
-    device = preparation.choose_device(recipe.performance.device)
-    num_units = len(preparation.group_units(recipe, splits.train))
+    device, train = preparation.choose_device(recipe.performance.device), splits.train
+    findings: list[Finding] = []
     try:
-        recipe, checkpoint, _ = preparation.settle_beginning(
-            recipe, splits, num_units=num_units, pretrained=None, own_model=False
-        )
+        resolved, checkpoint = resolve(recipe, splits, force=True)
+        if planned and resolved.plan is not None:
+            findings += examine_plan(resolved.plan)
         network = preparation.first_network(
-            recipe, splits.train, SecureSource(), checkpoint=checkpoint, device=device
+            resolved.recipe, train, SecureSource(), checkpoint=checkpoint, device=device
         )
-        shape, num_classes = tuple(splits.train.images.shape[1:]), len(splits.train.classes)
-        check_forward(network, shape, num_classes=num_classes)
-        max_rows = recipe.performance.microbatch_size or preparation.fitting_rows(
-            network, splits.train, device
-        )
-        return preparation.examine_network(network, splits.train, max_rows=max_rows)
+        check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
+        max_rows = recipe.performance.microbatch_size or preparation.fitting_rows(network, train, device)
+        return findings + preparation.examine_network(network, train, max_rows=max_rows)
     except (PrivacyError, ModelError) as error:
-        return [Finding(severity="void", code=error.code, what=error.what, cure=error.fix)]
+        return [*findings, Finding(severity="void", code=error.code, what=error.what, cure=error.fix)]
 
 
 def _blank_images(recipe: Recipe) -> DataSplits:

@@ -206,6 +206,7 @@ def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json
                 "folder": str(folder),
                 "epsilon": None if plan is None else plan.epsilon,
                 "plan": plan_values(plan),
+                "resolved": prepared.resolved.document(),
                 "releasable": prepared.releasable,
                 **asdict(cost),
             }

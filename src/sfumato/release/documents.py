@@ -40,6 +40,29 @@ class Config(TypedDict):
     data: str
 
 
+class ResolvedDocument(TypedDict):
+    """``resolved.json``: every value of a run that its recipe leaves to the budget or to the data."""
+
+    data: str
+    classes: Annotated[list[str], Meta(min_length=1)]
+    image_size: Side
+    channels: Channels
+    mean: Annotated[list[Shift], Meta(min_length=1)]
+    std: Annotated[list[Scale], Meta(min_length=1)]
+    model: ModelDescription
+    features: dict[str, Any] | None
+    unit: Literal["image", "patient"]
+    num_units: Count
+    delta: Share | None
+    noise_multiplier: NonNegative | None
+    batch_size: NonNegative
+    sampling_rate: Share
+    num_steps: Count
+    learning_rate: NonNegative
+    evaluate_every: Count
+    microbatch_size: Count | None
+
+
 class GaussianEvent(TypedDict):
     """A mechanism as ``accounting.event_to_dict`` writes it."""
 

@@ -35,6 +35,10 @@ class RunFolder:
         return self.path / "recipe.toml"
 
     @property
+    def resolved(self) -> Path:
+        return self.path / "resolved.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 

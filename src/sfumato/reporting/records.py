@@ -10,7 +10,14 @@ from pathlib import Path
 from sfumato.errors import RunError
 from sfumato.files import parse_json, read_bytes, read_json
 from sfumato.recipes.recipe import Recipe
-from sfumato.release.documents import Config, Environment, MetricsLine, Privacy, ScoresDocument
+from sfumato.release.documents import (
+    Config,
+    Environment,
+    MetricsLine,
+    Privacy,
+    ResolvedDocument,
+    ScoresDocument,
+)
 from sfumato.release.release import read_description
 from sfumato.release.run_folder import RunFolder
 
@@ -30,6 +37,7 @@ class RunRecord:
     config: Config
     privacy: Privacy
     scores: ScoresDocument | None
+    resolved: ResolvedDocument | None = None  # runs of earlier versions have none
 
     @property
     def model(self) -> str:
@@ -37,8 +45,9 @@ class RunRecord:
 
     @property
     def learning_rate(self) -> str:
-        """The first one, as it was used: where the recipe names none, the budget decided."""
-        return f"{self.metrics[0]['learning_rate']:g}" if self.metrics else "-"
+        """The first one: where the recipe names none, the budget decided."""
+        rate = self.recipe.training.learning_rate if self.resolved is None else self.resolved["learning_rate"]
+        return "-" if rate is None else f"{rate:g}"
 
     @property
     def curve(self) -> Points:
@@ -75,6 +84,7 @@ def read_run(path: Path) -> RunRecord:
             config=config,
             privacy=privacy,
             scores=_read_scores(folder.scores(sensitive=False)),
+            resolved=read_json(folder.resolved, ResolvedDocument) if folder.resolved.exists() else None,
         )
     except (OSError, ValueError) as error:
         raise RunError(

@@ -32,7 +32,7 @@ _FASTEST = 6.3  # the ratio above which a larger rate does harm whatever the noi
 _PLAIN_RATE = 2.0  # times reference_rate, without privacy: nothing is clipped then, and batches are smaller
 
 
-def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int, delta: float) -> Recipe:
+def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int) -> Recipe:
     """The recipe with what its images and its budget determine; unchanged if it has no [features]."""
     if recipe.features is None:
         from sfumato.models import list_feature_heads
@@ -55,10 +55,11 @@ def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int, de
                 why="They are computed once, from each image as it is, with a normalisation of their own.",
                 fix=f"Leave {name} out, or use a recipe that trains on the images themselves.",
             )
-    return with_budget_settings(with_image_options(recipe, train), num_units=num_units, delta=delta)
+    recipe = with_image_options(recipe, train)
+    return with_budget_settings(recipe, num_units=num_units, delta=recipe.privacy.delta)
 
 
-def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float) -> Recipe:
+def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float | None) -> Recipe:
     """The recipe with steps and learning rate for its budget, where it leaves them open.
 
     What counts is μ·N, how far the sum over N units stands out of the noise. Steps grow with its 0.29th and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sfumato.errors import ConfigError
@@ -24,7 +25,7 @@ def build_plan(
     beginning: Beginning | None = None,
     sampling: SamplingScheme | None = None,
 ) -> Plan | None:
-    """The plan that the recipe's budget gives for so many units; None without privacy.
+    """The plan that the budget of a recipe ``with_delta`` gives for so many units; None without privacy.
 
     What the weights of ``beginning`` cost the same images is part of the plan, and of its ε. ``sampling`` is
     a scheme of the caller's own.
@@ -40,9 +41,8 @@ def build_plan(
             fix="Give --epsilon (8 is weak, 3 medium, 1 strong), or --no-privacy for data that need none.",
         )
     batch_size, num_steps = planned_size(recipe, num_units)
-    delta = settings.delta if settings.delta is not None else default_delta(num_units)
     shared = {
-        "delta": delta,
+        "delta": settings.delta,
         "num_examples": num_units,
         "clip_norm": settings.clip_norm,
         "unit": settings.unit,
@@ -92,6 +92,13 @@ def plain_sampler(recipe: Recipe, num_units: int) -> PoissonSampling:
     if num_steps is None:
         raise _no_steps()
     return PoissonSampling(sampling_rate=min(1.0, batch_size / num_units), num_steps=num_steps)
+
+
+def with_delta(recipe: Recipe, num_units: int) -> Recipe:
+    """The recipe with the default delta for so many units, if it names none and needs one."""
+    if recipe.privacy.delta is not None or not recipe.privacy.enabled:
+        return recipe
+    return replace(recipe, privacy=replace(recipe.privacy, delta=default_delta(num_units)))
 
 
 def default_delta(num_units: int) -> float:

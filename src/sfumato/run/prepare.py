@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from sfumato.data import DataSplits, ImageSet, carve_validation, load_data
-from sfumato.data.augmentation import check_normalisation, check_views
+from sfumato.data import DataSplits, ImageSet
 from sfumato.doctor import (
     Finding,
     check_forward,
@@ -24,27 +23,26 @@ from sfumato.doctor import (
     examine_plan,
     examine_surroundings,
 )
-from sfumato.errors import ConfigError, PrivacyError
+from sfumato.errors import PrivacyError
 from sfumato.features.cache import OnProgress
 from sfumato.gradients import Clipping, FlatClipping
-from sfumato.gradients.memory import bytes_per_row, free_memory, rows_in_memory
-from sfumato.models import create_model
 from sfumato.privacy.plan import Plan
+from sfumato.privacy.sampling_schemes import Batches
 from sfumato.randomness import RandomSource, SecureSource, SeededSource
-from sfumato.recipes.recipe import DataSettings, ModelSettings, Recipe
-from sfumato.run.features import feature_views, fit_extractor, with_feature_settings
-from sfumato.run.planning import build_plan, default_delta, plain_sampler
-from sfumato.run.provenance import Beginning, find_beginning, normalisation, with_input_size
-from sfumato.run.weights import Checkpoint, take_over
-from sfumato.sampling import FullBatch, PoissonSampling
+from sfumato.recipes.recipe import Recipe
+from sfumato.run.devices import choose_device, fitting_rows
+from sfumato.run.features import feature_views, fit_extractor
+from sfumato.run.networks import initial_model
+from sfumato.run.provenance import Beginning
+from sfumato.run.resolve import Resolved, group_units, load_splits, resolve
+from sfumato.run.weights import Checkpoint, read_checkpoint, take_over
+from sfumato.sampling import PoissonSampling
 from sfumato.training.components import AS_THE_RECIPE_SAYS, Components
 from sfumato.training.finetuning import choose_trained
 from sfumato.training.fixed_rows import FeatureViews, in_closed_form
 from sfumato.training.gradient_sums import Loss
 from sfumato.training.inputs import Units, Views
 from sfumato.training.last_layer import LastLayerViews, last_layer_views
-
-WITHOUT_FLOAT64 = ("mps",)  # devices, by torch's names
 
 
 class Watcher(Protocol):
@@ -68,26 +66,45 @@ class ScoredSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A run that passed every check and can begin."""
+    """A run that passed every check and can begin: its resolved values, and what was built from them."""
 
-    recipe: Recipe
+    resolved: Resolved
     splits: DataSplits
     units: Units
     model: nn.Module
-    plan: Plan | None  # None: training without privacy
-    sampler: PoissonSampling | FullBatch
-    batch_size: float  # expected units per step
+    optimizer: torch.optim.Optimizer
     views: Views | FeatureViews | LastLayerViews
     source: RandomSource
     device: torch.device
     max_rows: int
     components: Components = AS_THE_RECIPE_SAYS
     findings: tuple[Finding, ...] = ()  # what the doctor found worth knowing
-    beginning: Beginning | None = None  # where the first weights come from; None: drawn at random
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.resolved.recipe
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.resolved.plan
+
+    @property
+    def beginning(self) -> Beginning | None:
+        return self.resolved.beginning
 
     @property
     def num_steps(self) -> int:
-        return self.sampler.num_steps
+        return self.resolved.num_steps
+
+    @property
+    def batch_size(self) -> float:
+        return self.resolved.batch_size
+
+    @property
+    def sampler(self) -> Batches:
+        if self.plan is not None:
+            return self.plan.sampler()
+        return PoissonSampling(sampling_rate=self.resolved.sampling_rate, num_steps=self.num_steps)
 
     @property
     def loss(self) -> Loss:
@@ -102,10 +119,6 @@ class Prepared:
         """Whether the clipped sums of this run have a closed form."""
         usual = self.loss is cross_entropy and self.clipping == FlatClipping()
         return usual and in_closed_form(self.model, self.views, self.units)
-
-    @property
-    def steps_per_epoch(self) -> float:
-        return len(self.units) / self.batch_size
 
     @property
     def releasable(self) -> bool:
@@ -148,122 +161,71 @@ def prepare(
     the caller's own. ``watcher`` is told how far the computation of features is.
     """
     splits = data if data is not None else load_splits(recipe.data)
-    check_constants(recipe, splits.train)
-    check_steering(recipe, splits)
-    units = group_units(recipe, splits.train)
-    recipe, checkpoint, beginning = settle_beginning(
-        recipe, splits, num_units=len(units), pretrained=pretrained, own_model=model is not None
+    resolved, checkpoint = resolve(
+        recipe, splits, model=model, force=force, pretrained=pretrained, sampling=components.sampling
     )
+    recipe, plan, train = resolved.recipe, resolved.plan, splits.train
     source: RandomSource = (
         SecureSource() if recipe.training.seed is None else SeededSource(recipe.training.seed)
     )
-    plan = build_plan(
-        recipe, num_units=len(units), force=force, beginning=beginning, sampling=components.sampling
-    )
     device = choose_device(recipe.performance.device)
     network = first_network(
-        recipe, splits.train, source, checkpoint=checkpoint, device=device, model=model, watcher=watcher
+        recipe, train, source, checkpoint=checkpoint, device=device, model=model, watcher=watcher
     )
-    components.optimizer_of(recipe, network)  # refuses a wrong name or option now; the run builds its own
-    check_forward(network, tuple(splits.train.images.shape[1:]), num_classes=len(splits.train.classes))
-    max_rows = recipe.performance.microbatch_size or fitting_rows(network, splits.train, device)
+    optimizer = components.optimizer_of(recipe, network)
+    check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
+    max_rows = recipe.performance.microbatch_size or fitting_rows(network, train, device)
     findings = () if plan is None else examine(recipe, splits, network, plan, max_rows=max_rows)
-    mean, std = normalisation(network, splits.train, beginning)
     counter = features_counter(watcher, "training")
-    views = feature_views(network, recipe, splits.train, on_progress=counter) or Views(
-        mean=recipe.data.mean or mean,
-        std=recipe.data.std or std,
-        count=recipe.augmentation.views,
-        padding=recipe.augmentation.padding,
-        flip=recipe.augmentation.flip,
-    )
-    weights_are_final = recipe.pretraining is None or checkpoint is not None
-    if recipe.model.trained == "last" and plan is not None and weights_are_final:
-        views = last_layer_views(network, splits.train, views, on_progress=counter)
-    sampler = plan.sampler() if plan is not None else plain_sampler(recipe, len(units))
-    return Prepared(
-        recipe=recipe,
+    prepared = Prepared(
+        resolved=resolved,
         splits=splits,
-        units=units,
+        units=group_units(recipe, train),
         model=network,
-        plan=plan,
-        sampler=sampler,
-        batch_size=sampler.sampling_rate * len(units),
-        views=views,
+        optimizer=optimizer,
+        views=feature_views(network, recipe, train, on_progress=counter) or image_views(resolved),
         source=source,
         device=device,
         max_rows=max_rows,
         components=components,
         findings=findings,
-        beginning=beginning,
     )
+    weights_are_final = recipe.pretraining is None or checkpoint is not None
+    return with_last_layer_rows(prepared, watcher) if weights_are_final else prepared
+
+
+def with_first_stage(prepared: Prepared, release: Path, watcher: Watcher | None) -> Prepared:
+    """The run with the weights that its first stage has trained by now, in the network that was checked."""
+    checkpoint = read_checkpoint(release)
+    begin_with(prepared.model, checkpoint, prepared.splits.train, watcher)
+    return with_last_layer_rows(prepared, watcher)
+
+
+def image_views(resolved: Resolved) -> Views:
+    """The images as a step sees them."""
+    settings = resolved.recipe.augmentation
+    return Views(
+        mean=resolved.mean,
+        std=resolved.std,
+        count=settings.views,
+        padding=settings.padding,
+        flip=settings.flip,
+    )
+
+
+def with_last_layer_rows(prepared: Prepared, watcher: Watcher | None) -> Prepared:
+    """Where the last layer alone is trained privately, what it sees of each image is computed once."""
+    if prepared.recipe.model.trained != "last" or prepared.plan is None:
+        return prepared
+    counter = features_counter(watcher, "training")
+    train = prepared.splits.train
+    views = last_layer_views(prepared.model, train, prepared.views, on_progress=counter)
+    return replace(prepared, views=views)
 
 
 def features_counter(watcher: Watcher | None, split: str) -> OnProgress | None:
     """Tells ``watcher`` how many of the split's images have their features."""
     return None if watcher is None else partial(watcher.computed, f"features of {split} images")
-
-
-def load_splits(settings: DataSettings) -> DataSplits:
-    """The data that [data] describes, with its holdout carved."""
-    if settings.name is None:
-        raise ConfigError("no-data", "no data set is named", fix="Give DATA, or data.name in the recipe.")
-    splits = load_data(
-        settings.name,
-        image_size=settings.image_size,
-        channels=settings.channels,
-        patient_from=settings.patient_from,
-        fit=settings.fit,
-        classes=settings.classes,
-    )
-    if settings.holdout:
-        splits = carve_validation(
-            replace(splits, val=None), fraction=settings.holdout, public=settings.val_is_public
-        )
-    return splits
-
-
-def check_constants(recipe: Recipe, train: ImageSet) -> None:
-    """Refuse normalisation and views that do not fit the images, before a step would."""
-    channels, *size = train.images.shape[1:]
-    check_normalisation(recipe.data.mean, recipe.data.std, channels=channels)
-    views = recipe.augmentation
-    check_views(views=views.views, padding=views.padding, size=tuple(size))
-
-
-def check_steering(recipe: Recipe, splits: DataSplits) -> None:
-    """Refuse decisions during training that would read private images without being accounted."""
-    wishes = []
-    if recipe.schedule.name == "plateau":
-        wishes.append('schedule.name = "plateau"')
-    if recipe.training.early_stopping:
-        wishes.append(f"training.early_stopping = {recipe.training.early_stopping}")
-    if not wishes or not recipe.privacy.enabled:
-        return
-    if splits.val is None or not recipe.data.val_is_public:
-        raise PrivacyError(
-            "private-validation",
-            f"{' and '.join(wishes)} would decide by scores on private images",
-            why="Each such decision tells something about these images that epsilon does not count.",
-            fix="Use a fixed schedule; or, if the val/ images are public, set data.val_is_public = true.",
-        )
-
-
-def group_units(recipe: Recipe, train: ImageSet) -> Units:
-    """The training images as units of the guarantee."""
-    if recipe.privacy.unit == "patient":
-        return Units.patients(train, max_images=recipe.privacy.max_images_per_patient)
-    return Units.images(train)
-
-
-def settle_beginning(
-    recipe: Recipe, splits: DataSplits, *, num_units: int, pretrained: Path | None, own_model: bool
-) -> tuple[Recipe, Checkpoint | None, Beginning | None]:
-    """The weights to begin with, judged, and the recipe with the settings that follow from them."""
-    checkpoint, beginning = find_beginning(recipe, splits, pretrained=pretrained, own_model=own_model)
-    delta = recipe.privacy.delta if recipe.privacy.delta is not None else default_delta(num_units)
-    recipe = with_feature_settings(recipe, splits.train, num_units=num_units, delta=delta)
-    return recipe if own_model else with_input_size(recipe, splits.train), checkpoint, beginning
 
 
 def first_network(
@@ -279,33 +241,18 @@ def first_network(
     """The network as training begins with it: options, first weights, trained parts, fixed features."""
     network = model if model is not None else initial_model(recipe.model, train, source)
     if checkpoint is not None:
-        new_head = take_over(network, checkpoint, classes=train.classes)
-        if new_head and watcher is not None:
-            watcher.noted(f"The last layer is new: {checkpoint.path} was trained for other classes.")
+        begin_with(network, checkpoint, train, watcher)
     choose_trained(network, recipe.model.trained)
     network = network.to(device)
     fit_extractor(network, recipe, on_note=None if watcher is None else watcher.noted)
     return network
 
 
-def initial_model(settings: ModelSettings, train: ImageSet, source: RandomSource) -> nn.Module:
-    """A model of the zoo with fresh weights drawn from ``source``; the global generator is left as it was."""
-    for name in ("num_classes", "in_channels"):
-        if name in settings.options:
-            raise ConfigError(
-                "unknown-model-option",
-                f"model.options.{name} cannot be set: the images have it",
-                fix="Leave it out; data.channels changes the images' channels.",
-            )
-    seed = source.torch_generator(purpose="init", step=0).initial_seed()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return create_model(
-            settings.name,
-            num_classes=len(train.classes),
-            in_channels=train.images.shape[1],
-            **settings.options,
-        )
+def begin_with(network: nn.Module, checkpoint: Checkpoint, train: ImageSet, watcher: Watcher | None) -> None:
+    """Take the weights over, in place."""
+    new_head = take_over(network, checkpoint, classes=train.classes)
+    if new_head and watcher is not None:
+        watcher.noted(f"The last layer is new: {checkpoint.path} was trained for other classes.")
 
 
 def examine_network(model: nn.Module, train: ImageSet, *, max_rows: int) -> list[Finding]:
@@ -342,34 +289,3 @@ def examine(
             fix=" ".join(item.cure for item in void),
         )
     return tuple(findings)
-
-
-def choose_device(name: str) -> torch.device:
-    """``auto`` is the accelerator if there is one with float64, in which norms are added."""
-    if name == "auto":
-        found = torch.accelerator.current_accelerator()
-        return torch.device("cpu") if found is None or found.type in WITHOUT_FLOAT64 else found
-    try:
-        device = torch.device(name)
-        if device.type not in WITHOUT_FLOAT64:
-            torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(
-            "no-device", f"device {name!r} cannot be used: {reason}", fix="Use auto or cpu."
-        ) from error
-    if device.type in WITHOUT_FLOAT64:
-        raise ConfigError(
-            "device-without-float64",
-            f"device {name!r} has no float64",
-            why="Norms are added in float64, so that the bound holds in spite of rounding.",
-            fix="Use cpu, or auto, which takes the CPU here.",
-        )
-    return device
-
-
-def fitting_rows(model: nn.Module, train: ImageSet, device: torch.device) -> int:
-    """Rows of a microbatch, from the memory that is free now."""
-    example = torch.zeros(1, *train.images.shape[1:], device=device)
-    row = bytes_per_row(model, example)
-    return rows_in_memory(row, free_memory(device), on_accelerator=device.type != "cpu")

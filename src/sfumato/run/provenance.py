@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from sfumato.accounting import Event, event_from_dict
@@ -17,6 +18,7 @@ from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ledger.ledger import Ledger
 from sfumato.models import find_variant
 from sfumato.recipes.recipe import ModelSettings, PrivacySettings, Recipe
+from sfumato.run.networks import zoo_network
 from sfumato.run.pretraining import check_public_data, check_same_stage, stage_recipe
 from sfumato.run.weights import Checkpoint, read_checkpoint, saw_these_images
 
@@ -52,10 +54,14 @@ class Beginning:
         )
 
 
+IMAGENET = Beginning(data="ImageNet", public=True, unprotected=("ImageNet", *FROM_IMAGENET))
+
+
 def find_beginning(
     recipe: Recipe, splits: DataSplits, *, pretrained: Path | None, own_model: bool = False
 ) -> tuple[Checkpoint | None, Beginning | None]:
-    """The weights that training begins with, judged; (None, None) if the model has them, or random ones."""
+    """The weights that training begins with, judged: None if the model has them, draws them, or a first stage
+    is still to train them. Where they come from is known in all cases; None for random ones."""
     settings, stage = recipe.model, recipe.pretraining
     if stage is not None and own_model:
         raise ConfigError(
@@ -69,20 +75,21 @@ def find_beginning(
     imagenet = not own_model and bool(
         {**find_variant(settings.name).options(), **settings.options}.get("pretrained")
     )
-    if place is None:
+    if place is None and stage is None:
         if imagenet:
             if recipe.privacy.enabled and splits.train.name in FROM_IMAGENET:
                 raise saw_these_images(f"the images of {splits.train.name} are of ImageNet, as the weights")
-            return None, Beginning(data="ImageNet", public=True, unprotected=("ImageNet", *FROM_IMAGENET))
-        if settings.trained != "all" and stage is None and not own_model:
+            return None, IMAGENET
+        if settings.trained != "all" and not own_model:
             raise ConfigError(
                 "nothing-to-fine-tune",
                 f'model.trained = "{settings.trained}", but the layers to keep have random weights',
                 fix="Give --weights, a [pretraining] section, or --set model.options.pretrained=true.",
             )
         return None, None
-    checkpoint = read_checkpoint(place)
-    if stage is not None:
+    planned = place is None  # the first stage is still to come: what its weights will say of themselves
+    checkpoint = planned_checkpoint(recipe, public, imagenet=imagenet) if planned else read_checkpoint(place)
+    if stage is not None and not planned:
         check_same_stage(checkpoint, stage_recipe(recipe, splits.train), public)
     beginning = judge(
         checkpoint,
@@ -91,7 +98,23 @@ def find_beginning(
         train=splits.train,
         public_data=None if public is None else f"{'ImageNet and ' if imagenet else ''}{public.name}",
     )
-    return checkpoint, beginning
+    return None if planned else checkpoint, beginning
+
+
+def planned_checkpoint(recipe: Recipe, public: ImageSet, *, imagenet: bool) -> Checkpoint:
+    """The weights of a first stage before they are trained: all but the weights themselves."""
+    before = IMAGENET if imagenet else None
+    with torch.device("meta"):
+        network = zoo_network(recipe.model, public)
+    mean, std = normalisation(network, public, before)
+    origin = None if before is None else {"data": before.data, "unprotected": before.unprotected}
+    return Checkpoint(
+        path=Path("pretraining"),
+        weights={},
+        config={"data": public.name, "mean": mean, "std": std},
+        privacy={"epsilon": None, "releasable": False, "weights_from": origin},
+        fingerprint=public.fingerprint,
+    )
 
 
 def with_input_size(recipe: Recipe, train: ImageSet) -> Recipe:
@@ -106,7 +129,7 @@ def with_input_size(recipe: Recipe, train: ImageSet) -> Recipe:
 
 
 def normalisation(
-    network: nn.Module, train: ImageSet, beginning: Beginning | None
+    network: nn.Module | None, train: ImageSet, beginning: Beginning | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Public constants: those that the first weights were made with, else those of the images' name."""
     channels = train.images.shape[1]

@@ -44,7 +44,6 @@ def publish(
     seconds: float,
     max_rows: int,
     scores: Scores | None,
-    in_zoo: bool,
     watcher: Watcher | None = None,
 ) -> RunResult:
     """Score the averaged weights (unless ``scores`` are theirs already), then write release and report.
@@ -65,7 +64,7 @@ def publish(
         shown = {"split": scored.split, "sensitive": scored.sensitive, "epsilon": privacy["epsilon"]}
         shown |= {**label, **scores.as_dict()}
         write_json(folder.scores(sensitive=scored.sensitive), shown)
-    config = {**model_config(prepared, in_zoo=in_zoo), **label}
+    config = {**model_config(prepared), **label}
     public = scores if scored is not None and not scored.sensitive else None
     card = model_card(config=config, privacy=privacy, scores=public, recipe=prepared.recipe)
     environment = {**describe_environment(), "seconds": seconds, "max_rows": max_rows}
@@ -108,19 +107,12 @@ def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, Any]:
     return {**privacy, "num_steps_taken": num_steps}
 
 
-def model_config(prepared: Prepared, *, in_zoo: bool) -> dict[str, Any]:
+def model_config(prepared: Prepared) -> dict[str, Any]:
     """config.json: how to rebuild and feed the model."""
-    settings, train_set = prepared.recipe.model, prepared.splits.train
-    return {
-        "model": {"name": settings.name if in_zoo else None, "options": dict(settings.options)},
-        "classes": list(train_set.classes),
-        "image_size": train_set.images.shape[-1],
-        "channels": train_set.images.shape[1],
-        "mean": list(prepared.views.mean),
-        "std": list(prepared.views.std),
-        "fit": prepared.recipe.data.fit,
-        "data": train_set.name,
-    }
+    resolved = prepared.resolved.document()
+    shared = ("model", "classes", "image_size", "channels", "mean", "std")
+    kept = {key: resolved[key] for key in shared}
+    return {**kept, "fit": prepared.recipe.data.fit, "data": resolved["data"]}
 
 
 def no_privacy_statement(prepared: Prepared) -> dict[str, Any]:

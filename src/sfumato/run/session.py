@@ -6,7 +6,6 @@ Nothing is written before every check has passed, and nothing is published befor
 from __future__ import annotations
 
 import shutil
-from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -19,11 +18,12 @@ from sfumato.privacy.sampling_schemes import SamplingScheme
 from sfumato.recipes.recipe import Recipe, recipe_to_toml
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.interruption import deferred_interrupts
-from sfumato.run.prepare import Prepared, prepare
+from sfumato.run.monitor import Observer
+from sfumato.run.prepare import Prepared, prepare, with_first_stage
 from sfumato.run.pretraining import finished_stage, stage_recipe
 from sfumato.run.provenance import check_apart
 from sfumato.run.publish import RunResult, publish
-from sfumato.run.steps import Observer, Run
+from sfumato.run.steps import Run
 from sfumato.training.components import Components, OptimizerFactory
 from sfumato.training.gradient_sums import Loss
 
@@ -57,15 +57,22 @@ def train(
     keep_freed_memory()
     first = None if recipe.pretraining is None else finished_stage(folder)
     brought = Components(loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer)
-    prepare_with = partial(prepare, recipe, force=force, components=brought, watcher=observer)
-    prepared = prepare_with(data=data, model=model, pretrained=first)
+    prepared = prepare(
+        recipe,
+        data=data,
+        model=model,
+        force=force,
+        pretrained=first,
+        components=brought,
+        watcher=observer,
+    )
     book = ledger if ledger is not None else Ledger.open()
     if prepared.plan is not None:
         check_apart(prepared.beginning, prepared.units.data, book)
     with folder.opened(recipe_to_toml(recipe)), deferred_interrupts() as interruption:
         if recipe.pretraining is not None and first is None and recipe.model.weights is None:
             first = pretrain(prepared, folder, ledger=book, observer=observer)
-            prepared = prepare_with(data=prepared.splits, pretrained=first)
+            prepared = with_first_stage(prepared, first, observer)
         run = Run.begin(prepared, folder, ledger=book, observer=observer)
         run.fit(interruption)
         run.close_account()
@@ -76,8 +83,7 @@ def train(
             num_steps=run.step,
             seconds=run.seconds,
             max_rows=run.max_rows,
-            scores=run.last_scores if prepared.monitored == prepared.final else None,
-            in_zoo=model is None,
+            scores=run.monitor.last_scores if prepared.monitored == prepared.final else None,
             watcher=observer,
         )
 

@@ -26,14 +26,17 @@ from sfumato.files import parse_json, replacing, sync, sync_folder
 from sfumato.release.run_folder import STATE_FILE
 from sfumato.training.averaging import WeightAverage
 
-_FORMAT = "2"
+_FORMAT = "3"
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class _Schedule(TypedDict):
-    scale: float
+    """The changing part of torch's ``state_dict``, under its names."""
+
+    last_epoch: _Count
+    _last_lr: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=1, max_length=1)]
     best: float | None
-    best_step: _Count
+    num_bad_epochs: _Count
 
 
 class _Log(TypedDict):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from sfumato.errors import ConfigError, did_you_mean
 from sfumato.recipes.recipe import ScheduleSettings
@@ -48,33 +51,75 @@ def build_optimizer(
         ) from error
 
 
-@dataclass
 class Schedule:
-    """The learning rate at each step; ``observe`` feeds a plateau schedule its public scores."""
+    """The learning rate, step by step: ``advance`` after each one, ``observe`` after each evaluation.
 
-    settings: ScheduleSettings
-    learning_rate: float
-    num_steps: int
-    steps_per_epoch: float
-    scale: float = 1.0  # what a plateau has left of the rate
-    best: float = math.inf
-    best_step: int = 0
+    A schedule of torch.optim.lr_scheduler decides. It scales a rate of 1 that is held by an optimizer of its
+    own: ``fit`` sets the true rate, also in an optimizer of the caller's. Epochs are expected ones.
+    """
 
-    def __call__(self, step: int) -> float:
-        """The rate of step number ``step``, counted from 0."""
-        kind = self.settings
-        if kind.name == "step":
-            changes = int(step / (kind.every_epochs * self.steps_per_epoch))
-            return self.learning_rate * kind.factor**changes
-        if kind.name == "cosine":
-            wave = 0.5 * (1 + math.cos(math.pi * step / self.num_steps))
-            return self.learning_rate * (kind.final + (1 - kind.final) * wave)
-        return self.learning_rate * self.scale
+    def __init__(
+        self,
+        settings: ScheduleSettings,
+        *,
+        learning_rate: float,
+        num_steps: int,
+        steps_per_epoch: float,
+        evaluate_every: int,
+    ) -> None:
+        self.learning_rate = learning_rate
+        self._holder = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        if settings.name == "plateau" and settings.factor < 1:
+            self._scheduler: LRScheduler = ReduceLROnPlateau(
+                self._holder,
+                factor=settings.factor,
+                # torch counts evaluations: as many as lie within the epochs of patience
+                patience=int(settings.patience_epochs * steps_per_epoch // evaluate_every),
+                threshold=0.0,
+                threshold_mode="abs",
+                eps=0.0,
+            )
+        else:
+            # StepLR takes whole steps only, and CosineAnnealingLR adds up rounding from step to step
+            form = partial(_scale, settings, num_steps=num_steps, steps_per_epoch=steps_per_epoch)
+            self._scheduler = LambdaLR(self._holder, form)
+            self._holder.step()  # trains nothing; torch warns of a schedule that is ahead of its optimizer
 
-    def observe(self, step: int, loss: float) -> None:
-        """Take note of a loss on public images; a plateau cuts the rate when it stagnates."""
-        if loss < self.best:
-            self.best, self.best_step = loss, step
-        elif step - self.best_step > self.settings.patience_epochs * self.steps_per_epoch:
-            self.scale *= self.settings.factor
-            self.best_step = step  # the lower rate gets its own time
+    @property
+    def rate(self) -> float:
+        """The rate of the next step."""
+        return self.learning_rate * self._scheduler.get_last_lr()[0]
+
+    def advance(self) -> None:
+        """A step was taken."""
+        if not isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step()
+
+    def observe(self, loss: float) -> None:
+        """A loss on public images: a plateau cuts the rate when it stagnates."""
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes on the way, in torch's words and JSON's values; all else follows from the settings."""
+        values = {"best": math.inf, "num_bad_epochs": 0, **self._scheduler.state_dict()}
+        kept = {key: values[key] for key in ("last_epoch", "_last_lr", "best", "num_bad_epochs")}
+        return {**kept, "best": kept["best"] if math.isfinite(kept["best"]) else None}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        best = math.inf if saved["best"] is None else saved["best"]
+        now = self._scheduler.state_dict()
+        known = {key: value for key, value in {**saved, "best": best}.items() if key in now}
+        self._scheduler.load_state_dict({**now, **known})
+        self._holder.param_groups[0]["lr"] = saved["_last_lr"][0]
+
+
+def _scale(settings: ScheduleSettings, step: int, *, num_steps: int, steps_per_epoch: float) -> float:
+    """What a rate that follows the steps alone is at ``step``, counted from 0, as a share of the first."""
+    if settings.name == "step":
+        return settings.factor ** int(step / (settings.every_epochs * steps_per_epoch))
+    if settings.name == "cosine":
+        wave = 0.5 * (1 + math.cos(math.pi * step / num_steps))
+        return settings.final + (1 - settings.final) * wave
+    return 1.0

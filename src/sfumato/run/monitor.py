@@ -1,0 +1,121 @@
+"""What is seen of a run on its way: scores, what they decide, and a line for each step.
+
+Public records (step, epsilon, rate, test scores) go to ``metrics.jsonl``; what is computed from private
+images goes to ``state/sensitive.jsonl`` and stays there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sfumato.run.prepare import Prepared, ScoredSet, Watcher, features_counter
+from sfumato.run.state import LineLog
+from sfumato.training.averaging import WeightAverage
+from sfumato.training.evaluation import Scores, evaluate
+from sfumato.training.loop import StepRecord
+from sfumato.training.optimizers import Schedule
+
+
+class Observer(Watcher, Protocol):
+    """Whoever watches a run: a progress line, a test."""
+
+    def started(self, prepared: Prepared, start_step: int) -> None:
+        """All checks passed; steps begin."""
+
+    def stepped(self, record: StepRecord, epsilon: float | None) -> None:
+        """A step is done."""
+
+    def scored(self, step: int, scored: ScoredSet, scores: Scores) -> None:
+        """An evaluation is done."""
+
+
+@dataclass
+class Monitor:
+    """Records each step, scores the averaged weights when it is time, and lets public scores decide.
+
+    Guarantee: lines wait in the logs until the state that makes them final is saved.
+    """
+
+    prepared: Prepared
+    schedule: Schedule
+    metrics: LineLog
+    sensitive: LineLog
+    observer: Observer | None
+    best_loss: float = math.inf
+    evaluations_since_best: int = 0
+    stopped_early: bool = False
+    last_scores: Scores | None = None
+
+    def record(self, record: StepRecord, average: WeightAverage) -> Scores | None:
+        """Score if it is time, then keep the step's line for the next commit."""
+        plan = self.prepared.plan
+        epsilon = plan.epsilon_after(record.step) if plan is not None else None
+        public = {
+            "step": record.step,
+            "epsilon": epsilon,
+            "learning_rate": record.learning_rate,
+        }
+        private = {
+            "step": record.step,
+            "loss": _finite(record.loss),
+            "median_norm": _finite(record.median_norm),
+            "clipped_share": record.clipped_share,
+            # how long a step takes tells the true batch size, which is private
+            "units_per_second": round(self.prepared.batch_size / max(record.seconds, 1e-9), 2),
+        }
+        if self.observer is not None:
+            self.observer.stepped(record, epsilon)
+        self.schedule.advance()
+        scores, monitored = None, self.prepared.monitored
+        if monitored is not None and self._is_due(record.step):
+            scores = self.last_scores = self._evaluate(average, monitored)
+            target = private if monitored.sensitive else public
+            target |= {f"{monitored.split}_accuracy": scores.accuracy}
+            target |= {f"{monitored.split}_loss": _finite(scores.loss)}
+            self._steer(scores)
+        self.metrics.add(public)
+        self.sensitive.add(private)
+        return scores
+
+    def values(self) -> dict[str, Any]:
+        """For the state of the run."""
+        return {
+            "schedule": self.schedule.state_dict(),
+            "best_loss": _finite(self.best_loss),
+            "evaluations_since_best": self.evaluations_since_best,
+            "stopped_early": self.stopped_early,
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from ``values`` of a saved state."""
+        self.stopped_early = saved["stopped_early"]
+        self.best_loss = math.inf if saved["best_loss"] is None else saved["best_loss"]
+        self.evaluations_since_best = saved["evaluations_since_best"]
+        self.schedule.load_state_dict(saved["schedule"])
+
+    def _is_due(self, step: int) -> bool:
+        return step == self.prepared.num_steps or step % self.prepared.resolved.evaluate_every == 0
+
+    def _steer(self, scores: Scores) -> None:
+        """Plateau and early stopping; ``resolve`` has refused both unless the images are public."""
+        self.schedule.observe(scores.loss)
+        patience = self.prepared.recipe.training.early_stopping
+        if scores.loss < self.best_loss:
+            self.best_loss, self.evaluations_since_best = scores.loss, 0
+        else:
+            self.evaluations_since_best += 1
+        self.stopped_early = 0 < patience <= self.evaluations_since_best
+
+    def _evaluate(self, average: WeightAverage, scored: ScoredSet) -> Scores:
+        views = self.prepared.views
+        counter = features_counter(self.observer, scored.split)
+        model = average.averaged(self.prepared.model)
+        return evaluate(model, scored.images, mean=views.mean, std=views.std, on_progress=counter)
+
+
+def _finite(value: float | None) -> float | None:
+    """``value`` if JSON can hold it."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,253 @@
+"""Recipe and data → every value of a run, once: nothing is left to a default, to the budget or to the images.
+
+``train``, ``--dry-run``, ``doctor`` and the report read the same ``Resolved``. It holds public values only:
+what follows from the recipe, from the number of units, and from what is publicly known of the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sfumato.data import DataSplits, ImageSet, carve_validation, load_data
+from sfumato.data.augmentation import check_normalisation, check_views
+from sfumato.errors import ConfigError, PrivacyError, RunError
+from sfumato.files import read_json, write_json
+from sfumato.privacy.plan import Plan
+from sfumato.privacy.sampling_schemes import SamplingScheme
+from sfumato.recipes.recipe import DataSettings, Recipe
+from sfumato.release.documents import ResolvedDocument
+from sfumato.release.run_folder import RunFolder
+from sfumato.run.features import with_feature_settings
+from sfumato.run.networks import zoo_network
+from sfumato.run.planning import build_plan, plain_sampler, with_delta
+from sfumato.run.provenance import Beginning, find_beginning, normalisation, with_input_size
+from sfumato.run.weights import Checkpoint
+from sfumato.training.fixed_rows import FeatureViews
+from sfumato.training.inputs import Units
+from sfumato.training.optimizers import Schedule
+
+_MAY_CHANGE = ("microbatch_size",)  # performance settings: see recipes.differences
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A run, completely. ``recipe`` has all that was left open in it filled in."""
+
+    recipe: Recipe
+    plan: Plan | None  # None: training without privacy
+    beginning: Beginning | None  # where the first weights come from; None: drawn at random
+    own_model: bool  # the caller's own, not the zoo's
+    data: str
+    classes: tuple[str, ...]
+    image_size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    num_units: int
+    sampling_rate: float
+    num_steps: int
+
+    @property
+    def batch_size(self) -> float:
+        """Expected units per step."""
+        return self.sampling_rate * self.num_units
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return self.num_units / self.batch_size
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between two evaluations."""
+        if self.recipe.training.evaluate_every:
+            return self.recipe.training.evaluate_every
+        if self.recipe.schedule.name == "plateau":
+            return max(1, round(self.steps_per_epoch))
+        return max(1, math.ceil(self.num_steps / 10))
+
+    def schedule(self) -> Schedule:
+        """The learning rate over time, at its beginning."""
+        return Schedule(
+            self.recipe.schedule,
+            learning_rate=self.recipe.training.learning_rate,
+            num_steps=self.num_steps,
+            steps_per_epoch=self.steps_per_epoch,
+            evaluate_every=self.evaluate_every,
+        )
+
+    def document(self) -> ResolvedDocument:
+        """resolved.json, as JSON reads it back."""
+        recipe, plan = self.recipe, self.plan
+        document = {
+            "data": self.data,
+            "classes": self.classes,
+            "image_size": self.image_size,
+            "channels": self.channels,
+            "mean": self.mean,
+            "std": self.std,
+            "model": {
+                "name": None if self.own_model else recipe.model.name,
+                "options": dict(recipe.model.options),
+            },
+            "features": None if recipe.features is None else asdict(recipe.features),
+            "unit": recipe.privacy.unit,
+            "num_units": self.num_units,
+            "delta": None if plan is None else plan.delta,
+            "noise_multiplier": None if plan is None else plan.noise_multiplier,
+            "batch_size": self.batch_size,
+            "sampling_rate": self.sampling_rate,
+            "num_steps": self.num_steps,
+            "learning_rate": recipe.training.learning_rate,
+            "evaluate_every": self.evaluate_every,
+            "microbatch_size": recipe.performance.microbatch_size,
+        }
+        return json.loads(json.dumps(document))
+
+
+def resolve(
+    recipe: Recipe,
+    splits: DataSplits,
+    *,
+    model: nn.Module | None = None,
+    force: bool = False,
+    pretrained: Path | None = None,
+    sampling: SamplingScheme | None = None,
+) -> tuple[Resolved, Checkpoint | None]:
+    """All values of the run, and the weights that it begins with, if they are there by now.
+
+    The arguments are those of ``prepare``. Nothing is built, and no private pixel is looked at but to find
+    images that are public too.
+    """
+    train = splits.train
+    check_constants(recipe, train)
+    check_steering(recipe, splits)
+    num_units = len(group_units(recipe, train))
+    recipe = with_delta(recipe, num_units)
+    recipe = with_feature_settings(recipe, train, num_units=num_units)
+    recipe = recipe if model is not None else with_input_size(recipe, train)
+    checkpoint, beginning = find_beginning(recipe, splits, pretrained=pretrained, own_model=model is not None)
+    plan = build_plan(recipe, num_units=num_units, force=force, beginning=beginning, sampling=sampling)
+    sampler = plan.sampler() if plan is not None else plain_sampler(recipe, num_units)
+    mean, std = _constants(recipe, train, beginning, model)
+    return Resolved(
+        recipe=recipe,
+        plan=plan,
+        beginning=beginning,
+        own_model=model is not None,
+        data=train.name,
+        classes=train.classes,
+        image_size=train.images.shape[-1],
+        channels=train.images.shape[1],
+        mean=mean,
+        std=std,
+        num_units=num_units,
+        sampling_rate=sampler.sampling_rate,
+        num_steps=sampler.num_steps,
+    ), checkpoint
+
+
+def keep_resolved(resolved: Resolved, folder: RunFolder, *, begun: bool) -> None:
+    """Write resolved.json; if the run has ``begun``, refuse values other than those that it began with."""
+    now = resolved.document()
+    if not begun:
+        write_json(folder.resolved, now)
+        return
+    try:
+        stored = read_json(folder.resolved, ResolvedDocument)
+    except (OSError, ValueError) as error:
+        raise RunError(
+            "damaged-run",
+            f"{folder.resolved} cannot be read: {error}",
+            why="It holds the values that the run began with; earlier versions did not write it.",
+            fix="Restore the file, resume with the version that began the run, or start anew with another "
+            "--out.",
+        ) from error
+    changed = [
+        f"{key} was {stored.get(key)!r}, now {now.get(key)!r}"
+        for key in dict.fromkeys((*now, *stored))
+        if key not in _MAY_CHANGE and stored.get(key) != now.get(key)
+    ]
+    if changed:
+        raise RunError(
+            "changed-values",
+            f"{folder.path}: {', '.join(changed)}",
+            why="The same recipe and images give other values than when the run began.",
+            fix="Resume with the version that began the run, or start a new one with another --out.",
+        )
+
+
+def load_splits(settings: DataSettings) -> DataSplits:
+    """The data that [data] describes, with its holdout carved."""
+    if settings.name is None:
+        raise ConfigError("no-data", "no data set is named", fix="Give DATA, or data.name in the recipe.")
+    splits = load_data(
+        settings.name,
+        image_size=settings.image_size,
+        channels=settings.channels,
+        patient_from=settings.patient_from,
+        fit=settings.fit,
+        classes=settings.classes,
+    )
+    if settings.holdout:
+        splits = carve_validation(
+            replace(splits, val=None), fraction=settings.holdout, public=settings.val_is_public
+        )
+    return splits
+
+
+def check_constants(recipe: Recipe, train: ImageSet) -> None:
+    """Refuse normalisation and views that do not fit the images, before a step would."""
+    channels, *size = train.images.shape[1:]
+    check_normalisation(recipe.data.mean, recipe.data.std, channels=channels)
+    views = recipe.augmentation
+    check_views(views=views.views, padding=views.padding, size=tuple(size))
+    if recipe.schedule.name == "step" and not recipe.schedule.every_epochs:
+        raise ConfigError(
+            "bad-value",
+            "schedule.every_epochs is 0: the learning rate would change all the time",
+            fix="Give a number above 0, or another schedule.",
+        )
+
+
+def check_steering(recipe: Recipe, splits: DataSplits) -> None:
+    """Refuse decisions during training that would read private images without being accounted."""
+    decided = []
+    if recipe.schedule.name == "plateau":
+        decided.append('schedule.name = "plateau"')
+    if recipe.training.early_stopping:
+        decided.append(f"training.early_stopping = {recipe.training.early_stopping}")
+    if not decided or not recipe.privacy.enabled:
+        return
+    if splits.val is None or not recipe.data.val_is_public:
+        raise PrivacyError(
+            "private-validation",
+            f"{' and '.join(decided)} would decide by scores on private images",
+            why="Each such decision tells something about these images that epsilon does not count.",
+            fix="Use a fixed schedule; or, if the val/ images are public, set data.val_is_public = true.",
+        )
+
+
+def group_units(recipe: Recipe, train: ImageSet) -> Units:
+    """The training images as units of the guarantee."""
+    if recipe.privacy.unit == "patient":
+        return Units.patients(train, max_images=recipe.privacy.max_images_per_patient)
+    return Units.images(train)
+
+
+def _constants(
+    recipe: Recipe, train: ImageSet, beginning: Beginning | None, model: nn.Module | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Public mean and deviation: the recipe's, else those of the weights, else those of the data's name."""
+    if recipe.features is not None:
+        return FeatureViews.mean, FeatureViews.std  # the extractor has its own
+    if model is None and beginning is not None:
+        with torch.device("meta"):  # constants and shapes, no weights
+            model = zoo_network(recipe.model, train)
+    mean, std = normalisation(model, train, beginning)
+    return recipe.data.mean or mean, recipe.data.std or std
