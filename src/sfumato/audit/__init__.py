@@ -8,7 +8,7 @@
 | ``one_run_bound`` | ε from below, one training | canaries in by independent fair coins |
 | ``one_run_gdp_bound`` | μ and ε from below, one training | the same; the claim is μ-GDP |
 | ``one_run_epsilon``, ``one_run_mu`` | the same from counts; the ceiling if all are right | the same |
-| ``tpr_at_fpr``, ``auc``, ``membership_advantage`` | how good the attack is, with intervals | independent scores |
+| ``tpr_at_fpr``, ``auc``, ``membership_advantage`` | how good an attack is | independent scores |
 | ``gaussian_total_variation`` | which canary shows most (an estimate) | scores about Gaussian |
 | ``largest_advantage``, ``epsilon_of_mu`` | what a guarantee allows at most | |
 | ``bootstrap`` | the spread of any statistic (an estimate) | many scores |

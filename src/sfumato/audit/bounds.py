@@ -22,8 +22,8 @@ class Bound:
     """A lower bound of ε at δ, with what it was made of.
 
     ``ceiling`` is what an attack without a single error would have shown with as many scores: an audit cannot
-    find more. It is None where the method has none. ``mu`` is the bound as μ of Gaussian differential privacy,
-    where the method has one. The rates are those of the scores that the bound was computed on.
+    find more. ``mu`` is the bound as μ of Gaussian differential privacy. Either is None where the method has
+    none. The rates are those of the scores that the bound was computed on.
     """
 
     method: str
@@ -90,8 +90,8 @@ def gdp_bound(
     """The μ that the errors of one test refute, and its ε at δ (Nasr et al. 2023).
 
     Guarantee: as ``clopper_pearson_bound``, for a mechanism that is μ₀-GDP: μ exceeds μ₀ with probability at
-    most 1 − ``confidence``. Scores need not be Gaussian. It says nothing about a mechanism that is only known to
-    be (ε, δ)-DP: a trade-off curve other than the Gaussian one can lie above and below it.
+    most 1 − ``confidence``. Scores need not be Gaussian. It says nothing about a mechanism that is only known
+    to be (ε, δ)-DP: its trade-off curve may be a Gaussian one's equal at one δ and worse elsewhere.
     """
     check_delta(delta)
     bounds, index = _choose(scores_in, scores_out, mu_of_errors, confidence, threshold, max_candidates, seed)

@@ -28,7 +28,7 @@ class RocCurve:
     thresholds: NDArray[np.float64]
 
     def points(self, num_points: int = 200, *, lowest: float = 1e-5) -> list[tuple[float, float]]:
-        """(FPR, TPR) for logarithmic axes: evenly spaced FPR from ``lowest`` to 1, TPR of the best threshold."""
+        """(FPR, TPR) for logarithmic axes: even steps of FPR from ``lowest`` to 1, and the TPR there."""
         wanted = np.geomspace(lowest, 1.0, num_points)
         reached = self.tpr[np.searchsorted(self.fpr, wanted * (1 + 1e-12), side="right") - 1]
         return list(zip(wanted.tolist(), reached.tolist(), strict=True))

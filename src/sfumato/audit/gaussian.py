@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtr, ndtri, nctdtr
+from scipy.special import nctdtr, ndtr, ndtri
 
 from sfumato.accounting import check_delta
 from sfumato.audit.bounds import Bound, epsilon_of_mu

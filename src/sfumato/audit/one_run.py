@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit, ndtr, ndtri
-from scipy.stats import binom
+from scipy.special import betainc, expit, gammaln, log_expit, ndtr, ndtri
 
 from sfumato.accounting import check_delta
 from sfumato.audit.bounds import epsilon_of_mu
@@ -29,7 +29,7 @@ TOLERANCE = 1e-7
 
 @dataclass(frozen=True, kw_only=True)
 class OneRunBound:
-    """A lower bound of ε at δ from one run; ``ceiling`` is what the same audit shows if every guess is right."""
+    """A lower bound of ε at δ from one run; ``ceiling`` is what it would be with every guess right."""
 
     method: str
     epsilon: float
@@ -122,6 +122,7 @@ def one_run_gdp_bound(
     )
 
 
+@lru_cache(maxsize=4096)
 def one_run_epsilon(
     num_canaries: int, num_guesses: int, num_correct: int, *, delta: float, confidence: float = 0.95
 ) -> float:
@@ -142,18 +143,34 @@ def one_run_p_value(
     """An upper bound of the probability of at least ``num_correct`` right guesses under (ε, δ)-DP.
 
     Without δ the guesses are at best independent coins that are right with probability e^ε / (1 + e^ε).
-    Each of the m canaries may fail with probability δ on either side, and one failure can move the count by i;
+    Each of the m canaries may fail with probability δ on either side, and a failure can move the count by i;
     the worst i is taken.
     """
-    chance = expit(epsilon)
-    tail = float(binom.sf(num_correct - 1, num_guesses, chance))
-    if delta == 0 or num_correct == 0:
-        return min(1.0, tail)
-    just_below = np.cumsum(binom.pmf(np.arange(num_correct - 1, -1, -1), num_guesses, chance))
+    if num_correct == 0:
+        return 1.0
+    tail = float(betainc(num_correct, num_guesses - num_correct + 1, expit(epsilon)))
+    if delta == 0:
+        return tail
+    fewer = np.arange(num_correct - 1, -1, -1)
+    just_below = np.cumsum(
+        np.exp(
+            _log_binomials(num_guesses)[fewer]
+            + fewer * log_expit(epsilon)
+            + (num_guesses - fewer) * log_expit(-epsilon)
+        )
+    )
     worst = float(np.max(just_below / np.arange(1, num_correct + 1)))
     return min(1.0, tail + 2 * num_canaries * delta * worst)
 
 
+@lru_cache(maxsize=64)
+def _log_binomials(number: int) -> NDArray[np.float64]:
+    """Logarithms of the binomial coefficients, ``number`` over 0, 1 and so on."""
+    chosen = np.arange(number + 1)
+    return gammaln(number + 1) - gammaln(chosen + 1) - gammaln(number - chosen + 1)
+
+
+@lru_cache(maxsize=4096)
 def one_run_mu(num_canaries: int, num_guesses: int, num_correct: int, *, confidence: float = 0.95) -> float:
     """The μ of Gaussian DP that so many correct guesses refute; 0 if none."""
     miss = check_confidence(confidence)
@@ -197,7 +214,7 @@ def _gdp_refuted(
 
 
 def guess_grid(num_canaries: int) -> list[int]:
-    """Numbers of guesses to choose from: all canaries, half of them, and so on, at most eight, none below 8."""
+    """Numbers of guesses to choose from: all canaries, half of them, and so on; up to 8, none below 8."""
     grid = [num_canaries // 2**power for power in range(8)]
     return [number for number in grid if number >= 8] or [num_canaries]
 

@@ -30,8 +30,8 @@ def _check_side(given: ArrayLike, name: str, at_least: int) -> Scores:
         raise DataError(
             "bad-scores",
             f"{name} holds values that are not finite numbers.",
-            why="Leaving them out, or ranking them silently, could make the audit claim what it did not find.",
-            fix="Decide what such a trial means, for example the lowest score, before you look at the result.",
+            why="Leaving them out, or ranking them silently, could make an audit claim what it did not find.",
+            fix="Decide what such a trial means, for example the lowest score, before you see the result.",
         )
     if len(scores) < at_least:
         raise DataError(

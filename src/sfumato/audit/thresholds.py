@@ -5,8 +5,8 @@ than its confidence allows. Three choices keep the confidence:
 
 - a number, fixed before the scores were seen;
 - "split": chosen on a random half of the scores, judged on the other half;
-- "bonferroni": several candidates at once, each with its share of the allowed misses. The candidates are order
-  statistics at fixed ranks, so that their bounds hold although they come from the scores, with ties too.
+- "bonferroni": many candidates at once, each with its share of the allowed misses. They are order statistics
+  at fixed ranks, so that their bounds hold although they come from the scores, and with ties too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sfumato.errors import ConfigError
 Threshold = Literal["split", "bonferroni"] | float
 Objective = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 MAX_CANDIDATES = 64  # a side; finer ranks cost more in the correction than they find
-MAX_TRIED = 512  # a side, on the half that only chooses
+MAX_TRIED = 128  # a side, on the half that only chooses
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def choose_threshold(
     max_candidates: int | None = MAX_CANDIDATES,
     seed: int = 0,
 ) -> ErrorBounds:
-    """Error bounds at candidates that may be compared freely by ``objective``, larger in both errors is worse.
+    """Error bounds at one threshold, or at several of which the best by ``objective`` may be taken.
 
     Guarantee: all bounds hold together with probability at least 1 − ``miss``, whichever is taken.
     """
@@ -116,7 +116,7 @@ def simultaneous_bounds(
     each = miss / (2 * len(thresholds))
     positives, negatives = count_errors(scores_in, scores_out, thresholds)
     split = len(from_out)
-    # A tie at the order statistic makes the counted errors fewer than its rank says: the rank is what is safe.
+    # A tie at the order statistic makes fewer errors than its rank says: the rank is what is safe.
     safe_positives = np.concatenate([ranks_out - 1, positives[split:]])
     safe_negatives = np.concatenate([negatives[:split], ranks_in - 1])
     return ErrorBounds(
@@ -143,7 +143,7 @@ def count_errors(
 def order_statistics(
     scores_in: Scores, scores_out: Scores, limit: int | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Thresholds just above the highest outer scores, thresholds at the lowest inner ones, and their ranks."""
+    """Thresholds just above the highest scores out, thresholds at the lowest scores in, and their ranks."""
     ranks_out, ranks_in = ranks(len(scores_out), limit), ranks(len(scores_in), limit)
     from_out = np.nextafter(np.sort(scores_out)[::-1][ranks_out - 1], np.inf)
     from_in = np.sort(scores_in)[ranks_in - 1]
