@@ -257,7 +257,9 @@ def _play(
         numbers = _numbers(num_guesses, len(scores) - half)
         possible = numbers
         tried = [min(number, half) for number in numbers]
-        found = [count_bound(half, n, _correct(scores[:half], members[:half], n, sides), miss) for n in tried]
+        right = [_correct(scores[:half], members[:half], number, sides) for number in tried]
+        # With their share of the misses each: the luckiest would not be lucky again.
+        found = [count_bound(half, n, r, miss / len(tried)) for n, r in zip(tried, right, strict=True)]
         numbers, scores, members = [numbers[int(np.argmax(found))]], scores[half:], members[half:]
     else:
         numbers = possible = _numbers([num_guesses] if fixed else num_guesses, len(scores))
@@ -285,7 +287,7 @@ def _numbers(num_guesses: Sequence[int] | None, num_canaries: int) -> list[int]:
             f"num_guesses is {numbers}, but {num_canaries} canaries allow 1 to {num_canaries} guesses.",
             fix="Leave it out for a grid, or give numbers in that range.",
         )
-    return sorted(set(numbers))
+    return sorted(set(numbers), reverse=True)  # where nothing was found, the most guesses
 
 
 def _correct(scores: Scores, members: NDArray[np.bool_], number: int, sides: Sides) -> int:
