@@ -87,16 +87,17 @@ def bounds_at(
     scores_in: Scores, scores_out: Scores, thresholds: NDArray[np.float64], miss: float
 ) -> ErrorBounds:
     """Bounds at thresholds that do not depend on these scores; each pair holds with 1 − ``miss``."""
+    each = miss / 2
     positives, negatives = count_errors(scores_in, scores_out, thresholds)
     return ErrorBounds(
         thresholds=thresholds,
         false_positives=positives,
         false_negatives=negatives,
-        fpr_upper=upper_rate(positives, len(scores_out), miss / 2),
-        fnr_upper=upper_rate(negatives, len(scores_in), miss / 2),
+        fpr_upper=upper_rate(positives, len(scores_out), each),
+        fnr_upper=upper_rate(negatives, len(scores_in), each),
         num_in=len(scores_in),
         num_out=len(scores_out),
-        miss_each=miss / 2,
+        miss_each=each,
     )
 
 
