@@ -191,7 +191,7 @@ def _gdp_refuted(
     With p_i = P[i correct], right_v = Σ_{i≥v} i·p_i / m and wrong_v = Σ_{i≥v} (g − i)·p_i / m, flipping one
     canary's coin shows right_v ≤ 1 − f(wrong_{v−1}) for every v (Mahloujifar et al. 2024, for two choices;
     1 − f is concave, so canaries may be averaged). From the assumed tail downwards this forces ever more
-    probability at lower counts; if the sum, g / m times a probability, passes g / m, the assumption was false.
+    probability at lower counts; if the sum, g / m times a probability, passes g / m, it was false.
     """
     whole = num_guesses / num_canaries
     right = np.full(mu.shape, miss * num_correct / num_canaries)
