@@ -28,7 +28,7 @@ from sfumato.ledger.ledger import Ledger
 from sfumato.privacy.plan import Plan
 from sfumato.recipes.recipe import Recipe, with_settings
 from sfumato.run import publish, session
-from sfumato.training import loop
+from sfumato.training import gradient_sums
 
 UNITS, SIDE, RATE = 12, 4, 1e-3
 LIGHT = SIDE * SIDE // 2  # pixels of the upper half
@@ -172,7 +172,7 @@ def test_half_the_noise_is_seen_in_released_weights(tmp_path, monkeypatch):
 
 
 def test_twice_the_sensitivity_is_seen_in_released_weights(tmp_path, monkeypatch):
-    original = loop.clipped_sum
+    original = gradient_sums.clipped_sum
 
     def doubled(*inputs, clip_norm, **options):
         total = original(*inputs, clip_norm=2 * clip_norm, **options)
@@ -180,5 +180,5 @@ def test_twice_the_sensitivity_is_seen_in_released_weights(tmp_path, monkeypatch
             gradients=total.gradients, norms=total.norms, losses=total.losses, sensitivity=clip_norm
         )
 
-    monkeypatch.setattr(loop, "clipped_sum", doubled)
+    monkeypatch.setattr(gradient_sums, "clipped_sum", doubled)
     assert "shift" in disagreements(*many("full", tmp_path, runs=RUNS_OF_A_CONTROL))
