@@ -26,7 +26,10 @@ from sfumato.run.weights import read_checkpoint
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.optimizers import build_optimizer
 
-DOCUMENTS = ("release/config.json", "release/privacy.json", "environment.json", "scores.json")
+DOCUMENTS = (
+    *("release/config.json", "release/privacy.json"),
+    *("environment.json", "scores.json", "resolved.json"),
+)
 
 
 @pytest.fixture
