@@ -49,7 +49,7 @@ def test_a_recipe_is_examined_with_the_model_that_it_builds(tmp_path, norm, soun
 def test_a_recipe_is_examined_with_its_channels_weights_and_trained_parts(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "sfumato.preparation.check_model",
+        "sfumato.run.prepare.check_model",
         lambda model, images, **size: seen.append((model, images, size)) or [],
     )
     recipe = tmp_path / "recipe.toml"
