@@ -21,6 +21,7 @@ docs: .venv/installed-dev
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -34,4 +35,4 @@ lint: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist

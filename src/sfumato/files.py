@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Literal, TypeVar
+from typing import IO, Any, Literal, TypeVar, cast
 
 import filelock
 import msgspec
@@ -172,7 +172,7 @@ def parse_json(data: bytes | str, shape: type[Shape]) -> Shape:
         checked = msgspec.convert(plain, shape)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    return {**plain, **checked}
+    return cast(Shape, {**plain, **cast(dict[str, Any], checked)})
 
 
 def sync(file: IO[bytes]) -> None:

@@ -149,7 +149,7 @@ def _keystream(stream: CipherContext, count: int) -> np.ndarray:
     out = np.empty(count, dtype=np.uint8)
     for start in range(0, count, len(_ZEROS)):
         piece = out[start : start + len(_ZEROS)]
-        stream.update_into(memoryview(_ZEROS)[: len(piece)], piece)
+        stream.update_into(memoryview(_ZEROS)[: len(piece)], piece.data)
     return out
 
 

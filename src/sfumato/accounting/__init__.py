@@ -20,6 +20,7 @@ from sfumato.accounting.events import (
     check_epsilon,
     event_from_dict,
     event_to_dict,
+    sampled,
 )
 from sfumato.accounting.groups import group_epsilon
 from sfumato.accounting.renyi import needs_rdp, rough_epsilon
@@ -45,6 +46,7 @@ __all__ = [
     "mu_gdp",
     "needs_rdp",
     "rough_epsilon",
+    "sampled",
     "solve_batch_size",
     "solve_noise_multiplier",
     "solve_num_steps",

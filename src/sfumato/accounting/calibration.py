@@ -9,6 +9,7 @@ from sfumato.accounting.events import check_budget
 from sfumato.errors import ConfigError
 
 EpsilonOf = Callable[[float], float]
+EpsilonAt = Callable[[int], float]  # where only whole numbers are tried
 
 _SMALLEST_NOISE, _LARGEST_NOISE = 0.01, 1e7
 _MOST_STEPS = 100_000_000
@@ -35,17 +36,17 @@ def solve_noise_multiplier(
     return _bisect(epsilon_of, target, safe=high, unsafe=low, tolerance=tolerance)
 
 
-def solve_num_steps(epsilon_of: EpsilonOf, target: float) -> int:
+def solve_num_steps(epsilon_of: EpsilonAt, target: float) -> int:
     """The largest number of steps with ``epsilon_of(num_steps) <= target``."""
     return _largest(epsilon_of, target, most=_MOST_STEPS, what="not even one step")
 
 
-def solve_batch_size(epsilon_of: EpsilonOf, target: float, *, num_examples: int) -> int:
+def solve_batch_size(epsilon_of: EpsilonAt, target: float, *, num_examples: int) -> int:
     """The largest expected batch size with ``epsilon_of(batch_size) <= target``."""
     return _largest(epsilon_of, target, most=num_examples, what="not even a batch size of 1")
 
 
-def _largest(epsilon_of: EpsilonOf, target: float, *, most: int, what: str) -> int:
+def _largest(epsilon_of: EpsilonAt, target: float, *, most: int, what: str) -> int:
     check_budget(target)
     if epsilon_of(1) > target:
         raise _impossible(f"{what} is allowed by epsilon {target:g}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sfumato.errors import ConfigError
 
@@ -68,6 +68,21 @@ class Selection:
 Event = SampledGaussian | Selection
 
 
+def sampled(events: Iterable[Event]) -> tuple[SampledGaussian, ...]:
+    """The events as what they are where no search is among them; one inside a search cannot be counted."""
+    found = []
+    for event in events:
+        if isinstance(event, Selection):
+            raise ConfigError(
+                "search-out-of-range",
+                f"a search of {event.mean_runs} runs on average is part of another event.",
+                why="The bound of a counted search is proven for runs that are noisy sums.",
+                fix="Count the search as an event of its own.",
+            )
+        found.append(event)
+    return tuple(found)
+
+
 def check_delta(delta: float) -> None:
     """Refuse a δ that no accountant can use."""
     if not 0 < delta < 1:
@@ -102,8 +117,8 @@ def check_budget(epsilon: float) -> None:
 
 def merge(events: Sequence[Event]) -> tuple[Event, ...]:
     """Equal mechanisms together, empty ones gone: fewer convolutions, and one key for the cache."""
-    counts: dict[Event, int] = {}
-    selections: list[Event] = []
+    counts: dict[SampledGaussian, int] = {}
+    selections: list[Selection] = []
     for event in events:
         if isinstance(event, Selection):
             selections.append(event)
@@ -123,7 +138,7 @@ def merge(events: Sequence[Event]) -> tuple[Event, ...]:
         )
         for one, count in counts.items()
     ]
-    return tuple(merged + selections)
+    return (*merged, *selections)
 
 
 def event_to_dict(event: Event) -> dict[str, object]:
@@ -144,12 +159,12 @@ def event_to_dict(event: Event) -> dict[str, object]:
     }
 
 
-def event_from_dict(fields: Mapping[str, object]) -> Event:
+def event_from_dict(fields: Mapping[str, Any]) -> Event:
     """The event that ``event_to_dict`` described."""
     values = dict(fields)
     kind = values.pop("kind", None)
     if kind == "selection":
-        parts = tuple(event_from_dict(one) for one in values["events"])
+        parts = sampled(event_from_dict(one) for one in values["events"])
         shape = math.inf if values["shape"] == "poisson" else values["shape"]
         return Selection(events=parts, mean_runs=values["mean_runs"], shape=shape)
     if kind == "sampled-gaussian":

@@ -41,11 +41,12 @@ def group_epsilon(
         import dp_accounting
 
         return float(dp_accounting.get_epsilon_gaussian(1.0 / (exact * group_size), delta)), "exact"
-    plain = all(isinstance(event, SampledGaussian) and not event.discrete for event in spent)
-    if is_noiseless(spent) or (plain and is_hopeless(spent, "add-or-remove", group_size=group_size)):
+    steps = [event for event in spent if isinstance(event, SampledGaussian) and not event.discrete]
+    plain = len(steps) == len(spent)
+    if is_noiseless(spent) or (plain and is_hopeless(steps, "add-or-remove", group_size=group_size)):
         return math.inf, "none"
     if plain:
-        mixture = _group_distribution(spent, group_size)
+        mixture = _group_distribution(steps, group_size)
         if neighbouring == "add-or-remove":
             return float(mixture.get_epsilon_for_delta(delta)), "mixture"
         return _chain_epsilon(mixture.get_delta_for_epsilon, delta, 2), "two mixtures"

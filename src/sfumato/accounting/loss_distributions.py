@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sfumato.accounting.events import Event, Neighbouring, SampledGaussian
+from sfumato.accounting.events import Event, Neighbouring, SampledGaussian, sampled
 from sfumato.accounting.gaussian import GaussianCurve, exact_mu
 from sfumato.accounting.renyi import RenyiCurve, needs_rdp, renyi_curve, rough_epsilon
 from sfumato.errors import ConfigError
@@ -55,12 +55,15 @@ class PldAccountant:
         mu = exact_mu(events, neighbouring)
         if mu is not None:
             return GaussianCurve(mu)
-        if is_hopeless(events, neighbouring):
-            return renyi_curve(events, neighbouring)
-        return LossCurve(loss_distribution(events, neighbouring))
+        steps = sampled(events)
+        if is_hopeless(steps, neighbouring):
+            return renyi_curve(steps, neighbouring)
+        return LossCurve(loss_distribution(steps, neighbouring))
 
 
-def is_hopeless(events: tuple[Event, ...], neighbouring: Neighbouring, *, group_size: int = 1) -> bool:
+def is_hopeless(
+    events: Sequence[SampledGaussian], neighbouring: Neighbouring, *, group_size: int = 1
+) -> bool:
     """Whether ε is in the hundreds or the steps in the millions; RDP bounds them then.
 
     The loss distribution is not worth its memory in the first case, nor minutes of work in the second.
@@ -108,7 +111,7 @@ def _one_step(
     )
 
 
-def discretisation(events: tuple[Event, ...], neighbouring: Neighbouring) -> float:
+def discretisation(events: Sequence[SampledGaussian], neighbouring: Neighbouring) -> float:
     """The interval of privacy losses that overstates ε by about one part in ten thousand.
 
     The overstatement was measured to be near 1.5·T·interval²/ε² of ε.

@@ -46,7 +46,9 @@ def rough_epsilon(
     orders = np.array([*range(2, 13), 14, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512], dtype=float)
     reach = 2.0 if neighbouring == "replace-one" else 1.0
     halved = [replace(event, noise_multiplier=event.noise_multiplier / reach) for event in events]
-    total = sum(_divergences(event, orders, "add-or-remove") for event in halved)
+    total = np.zeros_like(orders)
+    for event in halved:
+        total += _divergences(event, orders, "add-or-remove")
     return RenyiCurve(orders, total).epsilon(delta)
 
 

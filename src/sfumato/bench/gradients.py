@@ -67,15 +67,19 @@ def bench_gradients(
         "plain_memory_format": "contiguous" if best == formats[1] else "channels last",
         "milliseconds_per_image": {name: 1e3 * seconds[key] / images for name, key in shown.items()},
         "peak_mebibytes": {
-            name: None if memory[key] is None else memory[key] / 2**20 for name, key in shown.items()
+            name: None if (peak := memory[key]) is None else peak / 2**20 for name, key in shown.items()
         },
         "ratio": seconds["sfumato"] / plain,
-        "memory_ratio": memory["sfumato"] / memory[best] if memory[best] else None,
+        "memory_ratio": _ratio(memory["sfumato"], memory[best]),
     }
     for name in shown:
         if name not in ("sfumato", "plain"):
             result[f"{name}_ratio"] = seconds[name] / plain
     return result | _surroundings()
+
+
+def _ratio(first: int | None, second: int | None) -> float | None:
+    return None if first is None or not second else first / second
 
 
 def _steps(name: str, rows: Tensor, targets: Tensor, views: int, against: tuple[str, ...]) -> dict[str, Step]:
@@ -88,7 +92,7 @@ def _steps(name: str, rows: Tensor, targets: Tensor, views: int, against: tuple[
         )
     last = torch.channels_last
     model, contiguous = create_model(name, num_classes=10), create_model(name, num_classes=10)
-    model.to(memory_format=last)
+    model.to(memory_format=last)  # type: ignore[call-overload]
     images, choices = rows.to(memory_format=last), Choices()
     unit_index = torch.arange(len(rows) // views).repeat_interleave(views) if views > 1 else None
     steps: dict[str, Step] = {
@@ -114,7 +118,7 @@ def _plain(model: nn.Module, images: Tensor, targets: Tensor) -> None:
 
 def _clip_and_sum(gradients: list[Tensor]) -> list[Tensor]:
     """The clipped sum of materialised unit gradients, as every peer forms it."""
-    squares = sum(gradient.flatten(1).square().sum(dim=1) for gradient in gradients)
+    squares = torch.stack([gradient.flatten(1).square().sum(dim=1) for gradient in gradients]).sum(dim=0)
     factors = clip_factors(squares.sqrt(), CLIP_NORM)
     return [torch.einsum("u,u...->...", factors, gradient) for gradient in gradients]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import click
 
@@ -11,9 +11,21 @@ from sfumato.cli import echo_json
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sfumato.privacy.plan import Plan
+    from sfumato.accounting import Accountant, Neighbouring
+    from sfumato.privacy.plan import Plan, PlanSettings
 
 _SOLVABLE = ("epsilon", "delta", "noise_multiplier", "num_steps", "batch_size")
+_Number = TypeVar("_Number", int, float)
+
+
+class Given(TypedDict):
+    """The five values that determine each other; None is the one to be found."""
+
+    epsilon: float | None
+    delta: float | None
+    noise_multiplier: float | None
+    num_steps: int | None
+    batch_size: float | None
 
 
 @click.command("budget")
@@ -53,9 +65,9 @@ def command(
     num_steps: int | None,
     epsilon: float | None,
     delta: float | None,
-    accountant: str | None,
-    neighbouring: str,
-    unit: str,
+    accountant: Accountant | None,
+    neighbouring: Neighbouring,
+    unit: Literal["image", "patient"],
     sampling: str,
     mechanism: str,
     tuning_runs: float | None,
@@ -73,7 +85,7 @@ def command(
         batch_size = num_examples
     if batch_size is not None and float(batch_size).is_integer():
         batch_size = int(batch_size)
-    given = {
+    given: Given = {
         "epsilon": epsilon,
         "delta": delta,
         "noise_multiplier": noise_multiplier,
@@ -82,16 +94,16 @@ def command(
     }
     unknown = _unknown(given)
     needs_rdp = tuning_runs is not None or mechanism == "discrete-gaussian"
-    shared = {
-        "num_examples": num_examples,
+    settings: PlanSettings = {
         "accountant": accountant or ("rdp" if needs_rdp else "pld"),
         "neighbouring": neighbouring,
         "unit": unit,
         "sampling": sampling,
         "mechanism": mechanism,
         "tuning_runs": tuning_runs,
+        "allow_large_delta": force or unknown == "delta",  # what is solved for cannot be refused
     }
-    plan = _solve(unknown, given, shared, force)
+    plan = _solve(unknown, given, num_examples, settings)
     people = _people(plan, images_per_person)
     if plot is not None:
         from sfumato.reporting.budget_plot import plot_budget
@@ -104,7 +116,7 @@ def command(
         _print(plan, unknown, people, plot)
 
 
-def _unknown(given: dict[str, float | None]) -> str:
+def _unknown(given: Given) -> str:
     missing = [name for name, value in given.items() if value is None]
     if not missing:
         raise ConfigError(
@@ -124,28 +136,47 @@ def _unknown(given: dict[str, float | None]) -> str:
     return missing[0]
 
 
-def _solve(unknown: str, given: dict[str, float | None], shared: dict[str, object], force: bool) -> Plan:
+def _known(value: _Number | None) -> _Number:
+    assert value is not None  # all but one are given
+    return value
+
+
+def _solve(unknown: str, given: Given, num_examples: int, settings: PlanSettings) -> Plan:
     from dataclasses import replace
 
     from sfumato import accounting
     from sfumato.privacy.plan import Plan
 
-    known = {name: value for name, value in given.items() if name != unknown and name != "epsilon"}
-    if unknown == "epsilon":
-        return Plan(**known, **shared, allow_large_delta=force)
-    if unknown == "delta":
-        draft = Plan(**known, **shared, delta=0.5, allow_large_delta=True)
-        delta = accounting.delta(
-            draft.events(),
-            epsilon=given["epsilon"],
-            accountant=draft.accountant,
-            neighbouring=draft.neighbouring,
+    if unknown in ("epsilon", "delta"):
+        plan = Plan(
+            num_examples=num_examples,
+            batch_size=_known(given["batch_size"]),
+            num_steps=_known(given["num_steps"]),
+            noise_multiplier=_known(given["noise_multiplier"]),
+            delta=0.5 if unknown == "delta" else _known(given["delta"]),
+            **settings,
         )
-        return replace(draft, delta=min(max(delta, 1e-300), 1 - 1e-12))
-    return Plan.calibrate(epsilon=given["epsilon"], **known, **shared, allow_large_delta=force)
+        if unknown == "epsilon":
+            return plan
+        delta = accounting.delta(
+            plan.events(),
+            epsilon=_known(given["epsilon"]),
+            accountant=plan.accountant,
+            neighbouring=plan.neighbouring,
+        )
+        return replace(plan, delta=min(max(delta, 1e-300), 1 - 1e-12))
+    return Plan.calibrate(
+        epsilon=_known(given["epsilon"]),
+        delta=_known(given["delta"]),
+        num_examples=num_examples,
+        batch_size=given["batch_size"],
+        num_steps=given["num_steps"],
+        noise_multiplier=given["noise_multiplier"],
+        **settings,
+    )
 
 
-def _people(plan: Plan, images_per_person: int | None) -> dict[str, object]:
+def _people(plan: Plan, images_per_person: int | None) -> dict[str, Any]:
     if images_per_person is None:
         return {}
     from sfumato import accounting
@@ -161,7 +192,7 @@ def _people(plan: Plan, images_per_person: int | None) -> dict[str, object]:
     return {"images_per_person": images_per_person, "person_epsilon": finite, "person_method": method}
 
 
-def _figures(plan: Plan, unknown: str) -> dict[str, object]:
+def _figures(plan: Plan, unknown: str) -> dict[str, Any]:
     from sfumato import accounting
     from sfumato.privacy.statement import FALSE_ALARMS
 
@@ -190,7 +221,7 @@ def _figures(plan: Plan, unknown: str) -> dict[str, object]:
     }
 
 
-def _print(plan: Plan, unknown: str, people: dict[str, object], plot: Path | None) -> None:
+def _print(plan: Plan, unknown: str, people: dict[str, Any], plot: Path | None) -> None:
     from sfumato.privacy.statement import round_up
 
     figures = _figures(plan, unknown)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sfumato.cli import echo_json
+
+if TYPE_CHECKING:
+    from sfumato.data.acquisition.fetching import Origin
 
 
 @click.group()
@@ -23,7 +27,7 @@ def list_sets(as_json: bool) -> None:
     from sfumato.data.known import KNOWN_SETS
     from sfumato.files import data_home
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for known in KNOWN_SETS.values():
         folder = known.locate()
         rows.append(
@@ -68,7 +72,7 @@ def list_sets(as_json: bool) -> None:
 )
 @click.option("--mirror", metavar="URL", help="A folder that holds copies of the official files.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def get(name: str, origin: str, mirror: str | None, as_json: bool) -> None:
+def get(name: str, origin: Origin, mirror: str | None, as_json: bool) -> None:
     """Fetch the known set NAME into SFUMATO_DATA and check it."""
     from sfumato.data.acquisition.fetching import get_known_set
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -113,12 +113,18 @@ def _scores(released: ReleasedModel, images: ImageSet, split: str, *, quiet: boo
 def _images(released: ReleasedModel, data: str, split: str | None) -> tuple[str, ImageSet]:
     from sfumato.data import load_data
 
-    config: dict[str, Any] = released.config
-    shape = {key: config[key] for key in ("image_size", "channels", "fit")}
-    splits = load_data(data, **shape, classes=released.classes)
+    config = released.config
+    splits = load_data(
+        data,
+        image_size=config["image_size"],
+        channels=config["channels"],
+        fit=config["fit"],
+        classes=released.classes,
+    )
     by_name = {"test": splits.test, "val": splits.val, "train": splits.train}
     order = [split] if split is not None else ["test", "val", "train"]
-    name = next((key for key in order if by_name[key] is not None), None)
-    if name is None:
-        raise DataError("no-split", f"{data} has no {split} images", fix="Leave out --split, or add them.")
-    return name, by_name[name]
+    for name in order:
+        images = by_name[name]
+        if images is not None:
+            return name, images
+    raise DataError("no-split", f"{data} has no {split} images", fix="Leave out --split, or add them.")

@@ -13,6 +13,7 @@ from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
     from sfumato.ledger.ledger import Ledger, Record
+    from sfumato.ledger.totals import Unit
 
 
 @click.group("ledger")
@@ -53,7 +54,7 @@ def cap(
     data: str,
     epsilon: float | None,
     delta: float,
-    unit: str,
+    unit: Unit,
     patient_from: str | None,
     lift: bool,
     as_json: bool,
@@ -71,7 +72,7 @@ def cap(
     accounting.check_delta(delta)
     with Ledger.open() as ledger:
         fingerprint, description = _find(ledger, data, patient_from)
-        limit = None if lift else Cap(unit=unit, epsilon=epsilon, delta=delta)
+        limit = None if epsilon is None else Cap(unit=unit, epsilon=epsilon, delta=delta)
         ledger.set_cap(fingerprint, limit, unit=unit, **description)
         sheet = _sheet(ledger, fingerprint, delta)
     if as_json:
@@ -143,13 +144,13 @@ def _find(ledger: Ledger, data: str, patient_from: str | None = None) -> tuple[s
     return train.fingerprint, description
 
 
-def _sheet(ledger: Ledger, fingerprint: str, delta: float | None) -> dict[str, object]:
+def _sheet(ledger: Ledger, fingerprint: str, delta: float | None) -> dict[str, Any]:
     from sfumato.ledger.totals import total_of, units_of
 
     records = ledger.records(fingerprint)
     caps = ledger.caps(fingerprint)
-    counted = [record for record in records if record.counted]
-    at = delta or min([record.plan.delta for record in counted] + [cap.delta for cap in caps], default=1e-5)
+    plans = [record.plan for record in records if record.counted and record.plan is not None]
+    at = delta or min([plan.delta for plan in plans] + [cap.delta for cap in caps], default=1e-5)
     totals = []
     for unit in units_of(records):
         total = total_of(ledger.records(fingerprint, unit=unit), unit=unit, delta=at)
@@ -176,7 +177,7 @@ def _sheet(ledger: Ledger, fingerprint: str, delta: float | None) -> dict[str, o
 def _line(record: Record, fingerprint: str) -> dict[str, object]:
     plan = record.plan
     epsilon = None
-    if record.counted and record.reserved_steps:
+    if plan is not None and record.counted and record.reserved_steps:
         from dataclasses import replace
 
         epsilon = replace(plan, num_steps=record.reserved_steps).epsilon
@@ -196,7 +197,7 @@ def _line(record: Record, fingerprint: str) -> dict[str, object]:
     }
 
 
-def _print(sheet: dict[str, object]) -> None:
+def _print(sheet: dict[str, Any]) -> None:
     from sfumato.privacy.statement import round_up
 
     click.echo(f"\n{sheet['name'] or 'unnamed'}  {sheet['fingerprint'][:16]}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,7 +42,7 @@ def list_command(pattern: str, as_json: bool) -> None:
         click.echo(f"No model matches {pattern!r}; sfumato models list shows all.", err=True)
 
 
-def _row(name: str) -> dict[str, object]:
+def _row(name: str) -> dict[str, Any]:
     """What is listed of a model; the size of a head on features depends on its options, and is left out."""
     from sfumato.models import find_variant
     from sfumato.models.sizes import SIZES

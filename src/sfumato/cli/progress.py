@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
     from sfumato.run.prepare import Prepared, ScoredSet
     from sfumato.training.evaluation import Scores
@@ -72,7 +72,7 @@ class LiveProgress:
 
     def __init__(self) -> None:
         self.bar: Progress | None = None
-        self.task = 0
+        self.task: TaskID  # of the bar
         self.waiting: Progress | None = None  # before the steps: the bar of what is computed
         self.batch_size = 0.0
         self.unit = "image"
@@ -97,8 +97,9 @@ class LiveProgress:
             TextColumn("{task.fields[score]}"),
             console=Console(stderr=True),
         )
-        fields = {"budget": "", "speed": "", "left": "…", "score": ""}
-        self.task = self.bar.add_task("", total=prepared.num_steps, completed=start_step, **fields)
+        self.task = self.bar.add_task(
+            "", total=prepared.num_steps, completed=start_step, budget="", speed="", left="…", score=""
+        )
         self.bar.start()
 
     def stepped(self, record: StepRecord, epsilon: float | None) -> None:

@@ -113,6 +113,7 @@ def _row(name: str) -> dict[str, Any]:
     from sfumato.recipes.settings import to_table
 
     reference = load_recipe(name).reference
+    assert reference is not None  # every shipped recipe has one
     return {
         "name": name,
         "title": reference.title,

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sfumato.data.augmentation import augment, normalisation_for, normalise
+    from sfumato.data.augmentation import augment, crop_and_flip, normalisation_for, normalise
     from sfumato.data.images import DataSplits, ImageSet, carve_validation
     from sfumato.data.known import KNOWN_SETS
     from sfumato.data.loading import load_data
@@ -36,6 +36,7 @@ __all__ = [
     "ImageSet",
     "augment",
     "carve_validation",
+    "crop_and_flip",
     "duplicate_images",
     "load_data",
     "normalisation_for",

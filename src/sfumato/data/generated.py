@@ -113,7 +113,8 @@ class DeadLeaves:
         """How much one leaf per image covers each pixel (0 to 1), and its shading there."""
         largest = self.largest_radius or self.image_size / 2
         draws = torch.rand(count, 9, generator=generator)[..., None, None].unbind(1)
-        small, large = self.smallest_radius**-2, largest**-2
+        small: float | Tensor = self.smallest_radius**-2
+        large: float | Tensor = largest**-2
         if kinds is not None:
             small, large = kinds.smallest**-2, kinds.largest**-2
         radius = (small - draws[0] * (small - large)) ** -0.5  # density ∝ r^-3 by inversion

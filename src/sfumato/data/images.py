@@ -47,7 +47,13 @@ class ImageSet:
         if self.content_ids is None:
             object.__setattr__(self, "content_ids", image_ids(self.images))
         if not self.fingerprint:
-            object.__setattr__(self, "fingerprint", fingerprint_of(self.content_ids))
+            object.__setattr__(self, "fingerprint", fingerprint_of(self.known_ids))
+
+    @property
+    def known_ids(self) -> Tensor:
+        """``content_ids``, which every set has once it is made."""
+        assert self.content_ids is not None
+        return self.content_ids
 
     def _check_shapes(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
@@ -77,7 +83,7 @@ class ImageSet:
             images=self.images[indices],
             labels=self.labels[indices],
             patients=None if self.patients is None else self.patients[indices],
-            content_ids=self.content_ids[indices],
+            content_ids=self.known_ids[indices],
             fingerprint="",
         )
 
@@ -160,7 +166,7 @@ def carve_validation(splits: DataSplits, *, fraction: float, public: bool = Fals
 def _unit_keys(splits: DataSplits) -> list[bytes]:
     train = splits.train
     if train.patients is None:
-        return [int(value).to_bytes(8, "little", signed=True) for value in train.content_ids.tolist()]
+        return [int(value).to_bytes(8, "little", signed=True) for value in train.known_ids.tolist()]
     if splits.patient_names is None:
         return [f"patient {number}".encode() for number in train.patients.tolist()]
     return [splits.patient_names[number].encode() for number in train.patients.tolist()]

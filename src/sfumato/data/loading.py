@@ -73,6 +73,7 @@ def load_data(
             image_size or KNOWN_SETS[name].image_size,
             channels or KNOWN_SETS[name].channels,
         )
+    assert folder is not None  # what is built in has a reader of its own
     splits = load_folder(
         folder,
         image_size=image_size,
@@ -98,7 +99,7 @@ def _binary_reader(name: str | None, folder: Path | None) -> Callable[[], DataSp
     if name == "digits":
         return binary.load_digits
     for known, marker, load in _BINARY:
-        if name == known or (name is None and (folder / marker).is_file()):
+        if folder is not None and (name == known or (name is None and (folder / marker).is_file())):
             return partial(load, folder)
     return None
 
@@ -135,12 +136,15 @@ def _existing_folder(spec: str | Path) -> Path:
 
 
 def _resized(splits: DataSplits, image_size: int | None, channels: int | None) -> DataSplits:
-    def part(images: ImageSet | None) -> ImageSet | None:
-        if images is None:
-            return None
+    def part(images: ImageSet) -> ImageSet:
         return replace(images, images=_resize(_recolour(images.images, channels), image_size))
 
-    return replace(splits, train=part(splits.train), val=part(splits.val), test=part(splits.test))
+    return replace(
+        splits,
+        train=part(splits.train),
+        val=None if splits.val is None else part(splits.val),
+        test=None if splits.test is None else part(splits.test),
+    )
 
 
 def _recolour(images: Tensor, channels: int | None) -> Tensor:

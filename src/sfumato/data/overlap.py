@@ -13,8 +13,8 @@ def duplicate_images(images: ImageSet) -> Tensor:
 
     Under an image-level guarantee a picture that occurs m times is protected m times less.
     """
-    order = torch.argsort(images.content_ids, stable=True)
-    ids = images.content_ids[order]
+    order = torch.argsort(images.known_ids, stable=True)
+    ids = images.known_ids[order]
     repeated = torch.zeros(len(ids), dtype=torch.bool)
     repeated[1:] = ids[1:] == ids[:-1]
     return torch.sort(order[repeated]).values
@@ -22,15 +22,15 @@ def duplicate_images(images: ImageSet) -> Tensor:
 
 def shared_images(first: ImageSet, second: ImageSet) -> Tensor:
     """Indices into ``first`` of the images whose pixels also occur in ``second``."""
-    return torch.nonzero(torch.isin(first.content_ids, second.content_ids)).flatten()
+    return torch.nonzero(torch.isin(first.known_ids, second.known_ids)).flatten()
 
 
 def shared_patients(splits: DataSplits) -> list[str]:
     """Patients of the training images who also occur in validation or test (names are sensitive)."""
     if splits.train.patients is None:
         return []
-    others = [part.patients for part in (splits.val, splits.test) if part is not None]
-    others = [column for column in others if column is not None]
+    columns = [part.patients for part in (splits.val, splits.test) if part is not None]
+    others = [column for column in columns if column is not None]
     if not others:
         return []
     train = torch.unique(splits.train.patients)

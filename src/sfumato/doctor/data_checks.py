@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sfumato.data import DataSplits, ImageSet, normalisation_for
+from sfumato.data.images import Unit
 from sfumato.data.overlap import duplicate_images, shared_images, shared_patients
 from sfumato.doctor.findings import Finding
 
@@ -14,7 +15,7 @@ from sfumato.doctor.findings import Finding
 def examine_data(
     splits: DataSplits,
     *,
-    unit: str = "image",
+    unit: Unit = "image",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     holdout: float = 0.0,
@@ -56,7 +57,7 @@ def _normalisation(
     ]
 
 
-def _classes(splits: DataSplits, unit: str) -> list[Finding]:
+def _classes(splits: DataSplits, unit: Unit) -> list[Finding]:
     train = splits.train
     findings = [
         Finding(
@@ -116,8 +117,8 @@ def _people(splits: DataSplits, unit: str) -> list[Finding]:
     train, findings = splits.train, []
     if train.patients is None:
         return []
-    order = torch.argsort(train.content_ids, stable=True)
-    ids, patients = train.content_ids[order], train.patients[order]
+    order = torch.argsort(train.known_ids, stable=True)
+    ids, patients = train.known_ids[order], train.patients[order]
     across = int(((ids[1:] == ids[:-1]) & (patients[1:] != patients[:-1])).sum())
     if across:
         findings.append(

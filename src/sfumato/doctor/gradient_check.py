@@ -161,7 +161,7 @@ class RowGradients:
     def _unit(self, unit: int) -> dict[str, Tensor]:
         rows_of_unit = [row for row, owner in zip(self.rows, self.units, strict=True) if owner == unit]
         return {
-            name: sum(row[name].double() for row in rows_of_unit) / len(rows_of_unit)
+            name: torch.stack([row[name].double() for row in rows_of_unit]).sum(dim=0) / len(rows_of_unit)
             for name in rows_of_unit[0]
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,7 @@ def probed(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]
     hide whatever goes on before it.
     """
     modes = {module: module.training for module in model.modules()}
-    registers = [
+    registers: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (register, dict(register))
         for module in model.modules()
         for register in (module._parameters, module._buffers)
@@ -97,7 +98,7 @@ class State:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.values = {name: value.detach().clone() for name, value in _named(model)}
-        self._registers = [
+        self._registers: list[tuple[dict[str, Any], dict[str, Any]]] = [
             (register, dict(register))
             for module in model.modules()
             for register in (module._parameters, module._buffers)

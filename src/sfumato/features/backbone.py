@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,14 @@ from sfumato.layers import FrozenBatchNorm
 _ROWS_AT_ONCE = 8
 
 
+class Backbone(Protocol):
+    """A network whose rows before its last layer can be asked for."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """Images (B, C, H, W) → (B, d)."""
+        ...
+
+
 class BackboneFeatures(nn.Module):
     """Images (B, C, H, W) from 0 to 1 → rows of unit norm: the networks' pooled features side by side.
 
@@ -27,6 +36,9 @@ class BackboneFeatures(nn.Module):
     several of them: what one network misses, another may see. Each has the same weight; ``num_features`` is
     the sum over all.
     """
+
+    mean: Tensor
+    std: Tensor
 
     def __init__(
         self,
@@ -53,8 +65,13 @@ class BackboneFeatures(nn.Module):
         self.networks = nn.ModuleList(networks).eval().requires_grad_(False)
         self.num_features, self.input_size = num_features, input_size
         self.mirror, self.square_root, self.low_precision = mirror, square_root, low_precision
-        self.described = {"backbone": 3, "size": input_size, "mirror": mirror, "square_root": square_root}
-        self.described |= {"low_precision": low_precision, "mean": mean, "std": std}
+        self.described: dict[str, object] = {"backbone": 3, "size": input_size, "mirror": mirror}
+        self.described |= {
+            "square_root": square_root,
+            "low_precision": low_precision,
+            "mean": mean,
+            "std": std,
+        }
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
@@ -66,10 +83,11 @@ class BackboneFeatures(nn.Module):
         resized = F.interpolate(images, size=size, mode="bicubic", align_corners=False, antialias=True)
         resized = resized.clamp(0, 1).expand(-1, self.mean.shape[1], -1, -1)  # grey images as colour ones
         inputs = ((resized - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
-        rows = [F.normalize(self._seen_by(network, inputs), dim=1) for network in self.networks]
+        seen = [self._seen_by(cast(Backbone, network), inputs) for network in self.networks]
+        rows = [F.normalize(each, dim=1) for each in seen]
         return torch.cat(rows, dim=1) / len(rows) ** 0.5
 
-    def _seen_by(self, network: nn.Module, inputs: Tensor) -> Tensor:
+    def _seen_by(self, network: Backbone, inputs: Tensor) -> Tensor:
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.low_precision):
             rows = network.features(inputs).float()
             if self.mirror:
@@ -82,12 +100,13 @@ def folded(network: nn.Sequential) -> nn.Sequential:
     """A copy in which each frozen batch norm is part of the convolution before it: equal outputs, faster."""
     layers: list[nn.Module] = []
     for layer in copy.deepcopy(network):
-        if hasattr(layer, "branch"):
-            layer.branch = folded(layer.branch)
+        branch = getattr(layer, "branch", None)
+        if isinstance(branch, nn.Sequential):
+            layer.branch = folded(branch)
         if isinstance(layer, FrozenBatchNorm) and layers and isinstance(layers[-1], nn.Conv2d):
             convolution = layers[-1]
             gain = layer.weight / (layer.running_var + layer.eps).sqrt()
-            bias = 0.0 if convolution.bias is None else convolution.bias
+            bias = torch.zeros_like(layer.bias) if convolution.bias is None else convolution.bias
             convolution.weight.mul_(gain.view(-1, 1, 1, 1))
             convolution.bias = nn.Parameter((bias - layer.running_mean) * gain + layer.bias)
             continue

@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -52,11 +52,14 @@ def features_of(
             for start in every[::_ROWS_PER_PART]
         }
         _complete(parts, module, images, on_progress)
-        kept = [_mapped(file, len(rows)) for file, rows in parts.items()]
-        widths = {0 if part is None else part.shape[1] for part in kept}
-        if len(widths) == 1 and 0 not in widths:  # else another process was faster, and has removed some
+        found = [_mapped(file, len(rows)) for file, rows in parts.items()]
+        kept = [part for part in found if part is not None]
+        widths = {part.shape[1] for part in kept}
+        if (
+            len(kept) == len(found) and len(widths) == 1 and 0 not in widths
+        ):  # else another process was faster, and has removed some
             _write(entry, kept)
-        del kept  # what is mapped cannot be removed everywhere
+        del found, kept  # what is mapped cannot be removed everywhere
     rows = _mapped(entry, len(images))
     for file in entry.parent.glob(f"{entry.stem}-*.part"):  # of this call, or of one that was interrupted
         file.unlink(missing_ok=True)
@@ -114,10 +117,10 @@ def checksum(module: nn.Module, images: Tensor) -> str:
     digest.update(json.dumps(module.described, sort_keys=True).encode())
     for name, value in sorted(module.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().numpy())
+        digest.update(value.detach().cpu().contiguous().numpy().data)
     digest.update(f"{tuple(images.shape)}".encode())
     for start in range(0, len(images), 4096):
-        digest.update(images[start : start + 4096].contiguous().numpy())
+        digest.update(images[start : start + 4096].contiguous().numpy().data)
     return digest.hexdigest()[:40]
 
 
@@ -126,7 +129,7 @@ def compute_features(module: nn.Module, images: Tensor) -> np.ndarray:
     return np.concatenate(list(_blocks(module, images, range(0, len(images), _ROWS_AT_ONCE))))
 
 
-def _blocks(module: nn.Module, images: Tensor, starts: Sequence[int]) -> Iterator[np.ndarray]:
+def _blocks(module: nn.Module, images: Tensor, starts: Sequence[int]) -> Generator[np.ndarray, None, None]:
     """The features of ``_ROWS_AT_ONCE`` images from each start on, in this order."""
     device = next((value.device for value in module.state_dict().values()), torch.device("cpu"))
     module.eval()
@@ -152,7 +155,7 @@ def _write(entry: Path, blocks: Sequence[np.ndarray]) -> None:
             with os.fdopen(private, "wb") as file:
                 file.write(_header(sum(map(len, blocks)), blocks[0].shape[1]))
                 for rows in blocks:
-                    file.write(np.ascontiguousarray(rows, dtype="<f4"))
+                    file.write(np.ascontiguousarray(rows, dtype="<f4").data)
             put(unfinished, entry)
     except OSError as error:
         raise not_writable(entry.parent, error) from error

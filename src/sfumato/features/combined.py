@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor, nn
+
+from sfumato.features.patch_features import PatchFeatures
+from sfumato.features.scatter_features import ScatterFeatures
+
+Part = PatchFeatures | ScatterFeatures
 
 
 class CombinedFeatures(nn.Module):
@@ -12,18 +20,21 @@ class CombinedFeatures(nn.Module):
     ``parts`` are extractors that have been fitted on public images alone, or will be by ``fit``.
     """
 
-    def __init__(self, parts: list[nn.Module]) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self.described = {"combined": 1, "parts": [part.described for part in parts]}
 
     @property
     def num_features(self) -> int:
-        return sum(part.num_features for part in self.parts)
+        return sum(part.num_features for part in self._parts())
+
+    def _parts(self) -> list[Part]:
+        return [cast(Part, part) for part in self.parts]
 
     def fit(self, *, num_images: int = 12_000, seed: int = 0) -> CombinedFeatures:
         """Fit each part on its own; equal seeds give equal features."""
-        for part in self.parts:
+        for part in self._parts():
             part.fit(num_images=num_images, seed=seed)
         return self
 

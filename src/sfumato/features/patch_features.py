@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,8 @@ class SoftPooling(nn.Module):
     the image, at no cost. ``spread`` is the window's deviation in lattice spacings.
     """
 
+    window: Tensor
+
     def __init__(self, size: int, *, grid: int, spread: float) -> None:
         super().__init__()
         if not 0 < spread < math.inf:
@@ -45,6 +49,9 @@ class SoftPooling(nn.Module):
 
 class SecondLayer(nn.Module):
     """Patches of first-layer responses, pooled 3 x 3 by 2 and reduced to ``reduced`` channels."""
+
+    reduction: Tensor
+    offset: Tensor
 
     def __init__(
         self, in_channels: int, *, first_patches: int, num_patches: int, stride: int, reduced: int
@@ -132,7 +139,10 @@ class PatchFeatures(nn.Module):
 
     @property
     def num_features(self) -> int:
-        return sum(whitening.num_directions for whitening in self.whitenings)
+        return sum(whitening.num_directions for whitening in self._whitenings())
+
+    def _whitenings(self) -> list[Whitening]:
+        return [cast(Whitening, each) for each in self.whitenings]
 
     @torch.no_grad()
     def fit(self, *, num_images: int = 12_000, seed: int = 0) -> PatchFeatures:
@@ -141,23 +151,23 @@ class PatchFeatures(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         pixels = images.float() / 255
         for layer in self.layers:
-            layer.fit(pixels, generator=generator)
+            cast(PatchLayer | SecondLayer, layer).fit(pixels, generator=generator)
         from sfumato.features.cache import compute_features
 
         rows = torch.from_numpy(compute_features(_Raw(self), images))
-        widths = [whitening.num_features for whitening in self.whitenings]
-        for whitening, block in zip(self.whitenings, rows.split(widths, dim=1), strict=True):
+        widths = [whitening.num_features for whitening in self._whitenings()]
+        for whitening, block in zip(self._whitenings(), rows.split(widths, dim=1), strict=True):
             whitening.fit(block)
         return self
 
     def pooled(self, images: Tensor) -> list[Tensor]:
         """Each layer's pooled responses, averaged with the mirrored image's if asked; not whitened."""
         return [
-            _in_pieces(lambda part, layer=layer, pool=pool: self._one(part, layer, pool), images)
+            _in_pieces(partial(self._one, layer=layer, pool=pool), images)
             for layer, pool in zip(self.layers, self.poolings, strict=True)
         ]
 
-    def _one(self, images: Tensor, layer: nn.Module, pool: SoftPooling) -> Tensor:
+    def _one(self, images: Tensor, layer: nn.Module, pool: nn.Module) -> Tensor:
         responses = pool(layer(images))
         return (responses + pool(layer(images.flip(-1)))).mul_(0.5) if self.mirror else responses
 

@@ -20,6 +20,11 @@ class PatchLayer(nn.Module):
     r = ⟨D, W M x⟩ / (‖W M x‖ + floor · s).
     """
 
+    whitener: Tensor
+    dictionary: Tensor
+    floor: Tensor
+    threshold: Tensor
+
     def __init__(
         self,
         in_channels: int,

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 class Scattering(nn.Module):
     """Images (B, C, H, W) → (B, C · num_maps, H / 2^J, W / 2^J) for J = ``num_scales``."""
 
+    lowpass: Tensor
+
     def __init__(self, *, num_scales: int = 2, num_angles: int = 8) -> None:
         super().__init__()
         self.num_scales, self.num_angles = num_scales, num_angles

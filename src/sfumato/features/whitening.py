@@ -19,6 +19,9 @@ _MOST_FEATURES = 30_000  # 3.6 GB, several times over while it is decomposed
 class Whitening(nn.Module):
     """Standardise, rotate and scale by the fitted covariance, keep the leading directions, unit norm."""
 
+    offset: Tensor
+    projection: Tensor
+
     def __init__(self, num_features: int, num_directions: int) -> None:
         super().__init__()
         if num_features > _MOST_FEATURES:

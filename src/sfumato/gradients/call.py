@@ -43,7 +43,9 @@ class Call:
 
     @property
     def gradient(self) -> Tensor:
-        return self.gradients[0]
+        gradient = self.gradients[0]
+        assert gradient is not None  # a layer of one output is settled when its gradient has arrived
+        return gradient
 
     def release(self) -> None:
         """Forget the tensors; what the pieces still need they hold themselves."""

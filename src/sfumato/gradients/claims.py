@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Protocol, cast
 
 from torch import nn
 
@@ -38,6 +39,12 @@ OWN_NAMES = frozenset({"weight", "bias"})  # what the rules above know of a laye
 WHOLE = (nn.MultiheadAttention,)  # use their children's parameters without calling the children
 
 
+class BringsRule(Protocol):
+    """A layer's class that says itself how its units' gradients are found."""
+
+    gradient_rule: Rule
+
+
 @dataclass(frozen=True)
 class Claim:
     """The trained parameters whose unit gradients one module computes; modules are named, not held."""
@@ -53,7 +60,8 @@ class Claim:
 def claims_of(model: nn.Module) -> list[Claim]:
     """Every layer claims its own trained parameters."""
     names = {id(value): name for name, value in model.named_parameters() if value.requires_grad}
-    claims, whole = [], ()
+    claims: list[Claim] = []
+    whole: tuple[str, ...] = ()
     for path, module in model.named_modules():
         if whole and path.startswith(whole):
             continue
@@ -103,9 +111,11 @@ def rule_for(module: nn.Module, names: Iterable[str]) -> Rule:
     kind = type(module)
     if module._forward_hooks or module._forward_pre_hooks:
         return fallback_rule
-    brings = next((base for base in kind.__mro__ if "gradient_rule" in vars(base)), None)
+    brings = next(
+        (base for base in kind.__mro__ if issubclass(base, nn.Module) and "gradient_rule" in vars(base)), None
+    )
     if brings is not None and kind.forward is brings.forward:
-        return brings.gradient_rule
+        return cast(BringsRule, brings).gradient_rule
     for base in kind.__mro__:
         if base in RULES:
             same = kind.forward is base.forward and _inner(kind) is _inner(base)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +22,7 @@ SMALLEST_CLIP_NORM = 1e-12
 MARGIN_IN_EPS = 64  # covers the rounding of norms and factors, and of sums of few units: 8e-6 in float32
 
 FLAT = FlatClipping()
+Pass = tuple[Tensor | slice, Tensor | slice, Segments]  # rows, units, and how the rows lie
 _REMEMBERED = Choices()  # strategies of the layers met so far; a performance setting, not state
 
 
@@ -99,7 +100,9 @@ def clipped_sum(
         try:
             max_rows = microbatch_size or choices.rows_per_pass(model, inputs)
             for chosen, which, segments in _passes(len(inputs), unit_index, max_rows, inputs.device):
-                draws = None if randomness is None else RowDraws.of(randomness, unit_ids[which], segments)
+                draws = None
+                if randomness is not None and unit_ids is not None:  # checked above: both or neither
+                    draws = RowDraws.of(randomness, unit_ids[which], segments)
                 pieces, values = record(
                     model, inputs[chosen], targets[chosen], loss, segments, choices, draws
                 )
@@ -170,7 +173,7 @@ def _plain(values: Tensor) -> Tensor:
     return values.clone() if values.is_inference() else values.detach()
 
 
-def _passes(rows: int, unit_index: Tensor | None, max_rows: int, device: torch.device):
+def _passes(rows: int, unit_index: Tensor | None, max_rows: int, device: torch.device) -> Iterator[Pass]:
     """(rows, units, segments) of each pass."""
     if unit_index is not None:
         yield from microbatches(unit_index, max_rows) if rows else ()

@@ -111,7 +111,7 @@ class PerLayerClipping:
         share = {layer: self.weights(layer) if self.weights else 1.0 for layer in layers}
         whole = math.sqrt(sum(value**2 for value in share.values()))
         finite = total_norms(squared_norms).isfinite()
-        result = {}
+        result: dict[str, Tensor] = {}
         for layer, names in layers.items():
             norms = total_norms({name: squared_norms[name] for name in names})
             factors = clip_factors(norms, clip_norm * share[layer] / whole, margin)

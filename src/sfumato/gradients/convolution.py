@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,13 +21,14 @@ from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.columns import columns_piece
 from sfumato.gradients.gram import deferred_sum, gram_multiply_adds, gram_pays, gram_products
 from sfumato.gradients.kernels import offers_unit_filters, position_sums, unit_filters
+from sfumato.gradients.layer_types import Convolving, Weighted
 from sfumato.gradients.operands import Convolution, geometry_of, operands, weight_gradient
 from sfumato.gradients.piece import UNITS_AT_ONCE, Deferred, Materialised, Piece, squared_norms, working_dtype
 
 
 def convolution_rule(call: Call) -> list[Strategy]:
     """nn.Conv1d, Conv2d, Conv3d with any stride, padding, dilation and groups."""
-    module = call.module
+    module = cast(Convolving, call.module)
     geometry = geometry_of(module, tuple(call.input.shape[2:]))
     conv = operands(call, geometry, module.padding_mode)
 
@@ -64,7 +66,9 @@ def bias_piece(call: Call) -> dict[str, Piece]:
     """The bias sees the plain sum of the output gradients."""
     if "bias" not in call.names:
         return {}
-    gradient = call.gradient.to(working_dtype(call.module.bias.dtype))
+    bias = cast(Weighted, call.module).bias
+    assert bias is not None  # it is trained
+    gradient = call.gradient.to(working_dtype(bias.dtype))
     return {"bias": Materialised(call.segments.sum(position_sums(gradient)))}
 
 

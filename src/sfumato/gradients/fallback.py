@@ -86,7 +86,7 @@ def _gradient(
     start = {name: value.detach() for name, value in trained.items()}
     inputs = [leaves[i].detach() for i in floats]
     if not by_autograd:
-        values, pull = vjp(outputs, start, inputs)
+        values, pull, *_ = vjp(outputs, start, inputs)
         return pull(
             tuple(torch.zeros_like(v) if g is None else g for v, g in zip(values, gradients, strict=True))
         )[0]

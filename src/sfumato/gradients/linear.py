@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from sfumato.gradients.call import Call, Strategy
+from sfumato.gradients.layer_types import Embedding, Weighted
 from sfumato.gradients.piece import (
     Deferred,
     Materialised,
@@ -26,7 +28,7 @@ def linear_rule(call: Call) -> list[Strategy]:
     product    the unit's gradient itself
     gram       sum over positions s, t of <x_s, x_t> <g_s, g_t>
     """
-    dtype = working_dtype(call.module.weight.dtype)
+    dtype = working_dtype(cast(Weighted, call.module).weight.dtype)
     x, g = call.input.to(dtype), call.gradient.to(dtype)
     positions = math.prod(x.shape[1:-1])
     x, g = x.reshape(len(x), positions, -1), g.reshape(len(g), positions, -1)
@@ -77,11 +79,12 @@ def embedding_rule(call: Call) -> list[Strategy]:
 
     Options that touch other examples or the weights are refused before (``suitability``).
     """
-    module, dtype = call.module, working_dtype(call.module.weight.dtype)
+    module = cast(Embedding, call.module)
+    dtype = working_dtype(module.weight.dtype)
     tokens = call.input.reshape(len(call.input), -1)
     g = call.gradient.to(dtype).reshape(*tokens.shape, -1)
     if module.padding_idx is not None:
-        g = torch.where((tokens == module.padding_idx)[..., None], 0, g)
+        g = torch.where(tokens.eq(module.padding_idx)[..., None], 0, g)
     segments, entries = call.segments, module.num_embeddings
 
     def by_scatter() -> dict[str, Piece]:

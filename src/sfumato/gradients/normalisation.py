@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,10 +11,11 @@ from torch import Tensor
 from sfumato.errors import PrivacyError
 from sfumato.gradients.call import BackwardPass, Call, Strategy
 from sfumato.gradients.kernels import channel_sums, group_norm_backward, position_products
+from sfumato.gradients.layer_types import GroupNormalising, LayerNormalising, Normalising, Scaling
 from sfumato.gradients.piece import Materialised, Piece, working_dtype
 
 
-def _pieces(call: Call, scale: Tensor | None, shift: Tensor | None) -> dict[str, Piece]:
+def _pieces(call: Call, scale: Tensor, shift: Tensor) -> dict[str, Piece]:
     """Pieces from per-row gradients, for those of the two parameters that are trained."""
     per_row = {"weight": scale, "bias": shift}
     return {name: Materialised(call.segments.sum(per_row[name])) for name in call.names}
@@ -37,7 +39,7 @@ def _channel_affine(call: Call, centre: Tensor, inverse: Tensor) -> dict[str, Pi
 
 def group_norm_rule(call: Call) -> list[Strategy]:
     """nn.GroupNorm."""
-    module, x = call.module, call.input
+    module, x = cast(GroupNormalising, call.module), call.input
 
     def pieces() -> dict[str, Piece]:
         if call.state is None:
@@ -57,7 +59,7 @@ def group_norm_rule(call: Call) -> list[Strategy]:
 
 def group_norm_pass(call: Call) -> BackwardPass | None:
     """Both at once: what the input's gradient needs, the gradients of scale and shift are made of."""
-    module, x = call.module, call.input
+    module, x = cast(GroupNormalising, call.module), call.input
     if call.state is None or x.dim() < 3 or not x.dtype == module.weight.dtype == call.state[0].dtype:
         return None
     mean, inverse = (value.view(len(x), module.num_groups) for value in call.state)
@@ -71,7 +73,7 @@ def group_norm_pass(call: Call) -> BackwardPass | None:
 
 def instance_norm_rule(call: Call) -> list[Strategy]:
     """nn.InstanceNorm1d, 2d, 3d: statistics of each example, or public constants."""
-    module, x = call.module, call.input
+    module, x = cast(Normalising, call.module), call.input
     if module.track_running_stats and module.training:
         raise PrivacyError(
             "private-statistics",
@@ -93,7 +95,7 @@ def instance_norm_rule(call: Call) -> list[Strategy]:
 
 def batch_norm_rule(call: Call) -> list[Strategy]:
     """Batch norm with frozen statistics: a scale and a shift per channel."""
-    module = call.module
+    module = cast(Normalising, call.module)
 
     def pieces() -> dict[str, Piece]:
         inverse = (module.running_var[None] + module.eps).rsqrt()
@@ -104,7 +106,7 @@ def batch_norm_rule(call: Call) -> list[Strategy]:
 
 def layer_norm_rule(call: Call) -> list[Strategy]:
     """nn.LayerNorm: parameters over the last dimensions, sums over all between them and the rows."""
-    module, x = call.module, call.input
+    module, x = cast(LayerNormalising, call.module), call.input
 
     def pieces() -> dict[str, Piece]:
         dtype = _dtype(call)
@@ -120,11 +122,12 @@ def layer_norm_rule(call: Call) -> list[Strategy]:
 
 def scale_rule(call: Call) -> list[Strategy]:
     """A layer that multiplies by one learnt number and one constant."""
+    module = cast(Scaling, call.module)
 
     def pieces() -> dict[str, Piece]:
-        dtype = working_dtype(call.module.scale.dtype)
+        dtype = working_dtype(module.scale.dtype)
         values = [value.to(dtype).reshape(len(value), 1, -1) for value in (call.gradient, call.input)]
-        products = position_products(*values).flatten() * call.module.constant
+        products = position_products(*values).flatten() * module.constant
         return {"scale": Materialised(call.segments.sum(products))}
 
     return [Strategy("reduce", float(call.input.numel()), pieces)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from sfumato.gradients.call import Call
+from sfumato.gradients.layer_types import Convolving, Weighted
 from sfumato.gradients.piece import working_dtype
 from sfumato.gradients.segments import Segments
 
@@ -50,14 +52,16 @@ class Convolution:
         return self.gradients.numel() * self.weight[0].numel()
 
 
-def geometry_of(module: nn.Module, space: tuple[int, ...]) -> Geometry:
+def geometry_of(module: Convolving, space: tuple[int, ...]) -> Geometry:
     """Geometry of an ``nn.Conv*d`` for an input of this size."""
     if module.padding == "same":
         total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
         before = tuple(value // 2 for value in total)
         after = tuple(value - value // 2 for value in total)
+    elif isinstance(module.padding, str):  # "valid"
+        before = after = (0,) * len(space)
     else:
-        before = after = (0,) * len(space) if module.padding == "valid" else tuple(module.padding)
+        before = after = tuple(module.padding)
     return Geometry(module.kernel_size, module.stride, module.dilation, before, after, module.groups)
 
 
@@ -66,9 +70,10 @@ def operands(call: Call, geometry: Geometry, padding_mode: str = "zeros") -> Con
     inputs, gradients = call.input, call.gradient
     if padding_mode != "zeros":
         inputs, geometry = pad(inputs, geometry, padding_mode), geometry.unpadded()
-    dtype = working_dtype(torch.promote_types(call.module.weight.dtype, gradients.dtype))
+    weight = cast(Weighted, call.module).weight
+    dtype = working_dtype(torch.promote_types(weight.dtype, gradients.dtype))
     return Convolution(
-        inputs.to(dtype), gradients.to(dtype), call.module.weight.detach().to(dtype), geometry, call.segments
+        inputs.to(dtype), gradients.to(dtype), weight.detach().to(dtype), geometry, call.segments
     )
 
 

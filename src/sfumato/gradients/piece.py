@@ -34,6 +34,14 @@ class Piece(Protocol):
         ...
 
 
+class UnitGradients(Piece, Protocol):
+    """A piece that holds its units' gradients: what the first strategy of every rule gives."""
+
+    def per_unit(self) -> Tensor:
+        """Each unit's gradient of the parameter, (units, *parameter shape)."""
+        ...
+
+
 def squared_norms(gradients: Tensor) -> Tensor:
     """(units, ...) -> (units,): squared Euclidean norms, accumulated in float64."""
     flat = gradients.reshape(len(gradients), -1)

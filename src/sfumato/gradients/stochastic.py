@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -116,7 +116,7 @@ def drawing(drawn: Drawn | None) -> Iterator[None]:
 class Replay:
     """The draws of a module's forward pass once more, for the units of one group or for one of them."""
 
-    def __init__(self, kept: list[tuple[bool, Tensor]], group: Group, unit: int | None = None) -> None:
+    def __init__(self, kept: Sequence[tuple[bool, Tensor]], group: Group, unit: int | None = None) -> None:
         self.values = []
         for has_rows, values in kept:
             if has_rows:

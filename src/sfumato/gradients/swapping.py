@@ -40,4 +40,6 @@ def swapped(model: nn.Module, values: Mapping[int, Tensor]) -> Iterator[None]:
 def parameter_of(module: nn.Module, name: str) -> Tensor:
     """What is in a parameter's place now, whether it is a parameter or not."""
     path, _, last = name.rpartition(".")
-    return module.get_submodule(path)._parameters[last]
+    value = module.get_submodule(path)._parameters[last]
+    assert value is not None  # it is a parameter that is trained
+    return value

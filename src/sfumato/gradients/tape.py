@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from sfumato.gradients.call import BackwardPass, Call, tensors_in
 from sfumato.gradients.choice import Choices, shape_key
 from sfumato.gradients.claims import Claim
 from sfumato.gradients.fallback import fallback_rule, output_tensors
-from sfumato.gradients.piece import Materialised, Piece
+from sfumato.gradients.piece import Materialised, Piece, UnitGradients
 from sfumato.gradients.probe import has_rows
 from sfumato.gradients.segments import Segments
 from sfumato.gradients.stochastic import Drawn
@@ -58,13 +58,14 @@ class Tape:
         return self.drawn is not None and claim.rule is fallback_rule
 
     def _keep_draws(self, _module: nn.Module, _args: object) -> None:
+        assert self.drawn is not None  # the hook is set only then
         self.starts.append(len(self.drawn.kept))
         self.drawn.num_keeping += 1
 
     def _record(self, claim: Claim, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         inputs, outputs = tensors_in(args, kwargs), output_tensors(output)
         kept: tuple[tuple[bool, Tensor], ...] = ()
-        if self._repeats(claim):
+        if self.drawn is not None and self._repeats(claim):
             kept = tuple(self.drawn.kept[self.starts.pop() :])
             self.drawn.num_keeping -= 1
         if not has_rows(inputs, outputs, self.num_rows):
@@ -151,11 +152,11 @@ class Tape:
             if once:
                 self.pieces[claim.parameters[name]] = piece
             else:  # used more than once: the uses are added before the norm is taken
-                self._add(claim.parameters[name], piece.per_unit())
+                self._add(claim.parameters[name], cast(UnitGradients, piece).per_unit())
 
     def _add(self, name: str, gradients: Tensor) -> None:
         if name in self.pieces:
-            gradients = gradients + self.pieces[name].gradients
+            gradients = gradients + cast(Materialised, self.pieces[name]).gradients  # of an earlier use
         self.pieces[name] = Materialised(gradients)
 
     def backward(self, total: Tensor) -> None:
@@ -174,6 +175,13 @@ def _hidden_gradient(claim: Claim, module: nn.Module) -> ModelError:
         why="No gradient reaches its parameters.",
         fix="Freeze it (requires_grad_(False)), or call it without no_grad().",
     )
+
+
+class _GroupNormNode(Protocol):
+    """What autograd keeps of a group norm."""
+
+    _saved_result1: Tensor
+    _saved_result2: Tensor
 
 
 class _Start(torch.autograd.Function):
@@ -207,6 +215,8 @@ def _detached(value: Any) -> Any:
 
 def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
     """Mean and inverse deviation that a group norm has just computed, where autograd keeps them."""
-    if type(output.grad_fn).__name__ != "NativeGroupNormBackward0":
+    node = output.grad_fn
+    if type(node).__name__ != "NativeGroupNormBackward0":
         return None
-    return output.grad_fn._saved_result1.detach(), output.grad_fn._saved_result2.detach()
+    saved = cast(_GroupNormNode, node)
+    return saved._saved_result1.detach(), saved._saved_result2.detach()

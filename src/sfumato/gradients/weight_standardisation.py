@@ -16,6 +16,7 @@ no unit's gradient has to be projected; the projection is applied once, to the c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from sfumato.gradients.convolution import (
 )
 from sfumato.gradients.gram import deferred_sum, gram_multiply_adds, gram_pays, gram_products
 from sfumato.gradients.kernels import channel_sums, filter_moments, position_products
+from sfumato.gradients.layer_types import WeightStandardised
 from sfumato.gradients.operands import Convolution, Geometry, operands, pad
 from sfumato.gradients.piece import Deferred, Materialised, Piece
 
@@ -90,10 +92,11 @@ def _spread(per_filter: Tensor, weight: Tensor) -> Tensor:
 
 def weight_standardised_rule(call: Call) -> list[Strategy]:
     """``WSConv2d``: weight, gain and bias."""
-    module = call.module
+    module = cast(WeightStandardised, call.module)
     left, right, top, bottom = module.padding_for(*call.input.shape[-2:])
-    pairs = [(size, size) for size in (module.kernel_size, module.stride, module.dilation)]
-    conv = operands(call, Geometry(*pairs, (top, left), (bottom, right), module.groups))
+    kernel, stride, dilation = ((size, size) for size in (module.kernel_size, module.stride, module.dilation))
+    geometry = Geometry(kernel, stride, dilation, (top, left), (bottom, right), module.groups)
+    conv = operands(call, geometry)
     filters = filters_of(conv.weight, module.gain.detach().to(conv.weight.dtype), module.eps)
 
     def by_columns() -> dict[str, Piece]:
@@ -156,7 +159,8 @@ def _library_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
 
 def _gram_pieces(call: Call, conv: Convolution, filters: Filters) -> dict[str, Piece]:
     """Norms only. <G, u> comes from the layer's own output, sum(G) from a box filter of the inputs."""
-    module, segments, gradients = call.module, call.segments, conv.gradients
+    module, segments, gradients = cast(WeightStandardised, call.module), call.segments, conv.gradients
+    assert call.outputs is not None  # else this strategy is not offered
     gain, bias = module.gain.detach().flatten(), module.bias.detach()
     shift, outputs = channel_sums(gradients, call.outputs[0].to(gradients.dtype))
     along = segments.sum((outputs - bias * shift) / gain)

@@ -41,6 +41,7 @@ def initialise(model: nn.Module, scheme: Initialisation) -> nn.Module:
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() >= 2:  # norm layers have one dimension
             draw(weight)
-            if isinstance(getattr(module, "bias", None), Tensor):
-                nn.init.zeros_(module.bias)
+            bias = getattr(module, "bias", None)
+            if isinstance(bias, Tensor):
+                nn.init.zeros_(bias)
     return model

@@ -63,6 +63,8 @@ class FrozenBatchNorm(nn.Module):
     """
 
     gradient_rule = staticmethod(batch_norm_rule)
+    running_mean: Tensor
+    running_var: Tensor
 
     def __init__(self, channels: int, *, eps: float = 1e-5) -> None:
         super().__init__()

@@ -45,7 +45,9 @@ class Links:
 
     def share_patients(self, other: Links) -> bool:
         """Whether the two are known to have a patient in common, or name them under different keys."""
-        if not self.has_patients or not other.has_patients:
+        if self.patient_tags is None or other.patient_tags is None:
+            return False
+        if not len(self.patient_tags) or not len(other.patient_tags):
             return False
         if self.key_id != other.key_id:
             return True
@@ -58,9 +60,9 @@ class Links:
     def joined(self, newer: Links) -> Links:
         """These links and newer ones of the same images; tags under a key that is out of use are replaced."""
         tags, key_id = self.patient_tags, self.key_id
-        if newer.has_patients:
-            same = self.has_patients and self.key_id == newer.key_id
-            tags = np.union1d(tags, newer.patient_tags) if same else newer.patient_tags
+        if newer.patient_tags is not None and newer.has_patients:
+            same = tags is not None and self.has_patients and key_id == newer.key_id
+            tags = np.union1d(tags, newer.patient_tags) if tags is not None and same else newer.patient_tags
             key_id = newer.key_id
         ids = self.image_ids if self.image_ids is not None else newer.image_ids
         return Links(image_ids=ids, patient_tags=tags, key_id=key_id)
@@ -73,6 +75,7 @@ def links_of(
     ids = None if image_ids is None else np.unique(image_ids.cpu().numpy().astype("<i8"))
     if not patient_names:
         return Links(image_ids=ids)
+    assert key is not None  # who names patients brings the ledger's key
     tags = np.unique(np.array([_tag(name, key) for name in set(patient_names)], dtype="<i8"))
     key_id = hashlib.sha256(b"sfumato key " + key).hexdigest()[:16]
     return Links(image_ids=ids, patient_tags=tags, key_id=key_id)
@@ -115,8 +118,8 @@ def _bad_key(path: Path, reason: object) -> RunError:
 
 def write_links(folder: Path, links: Links, *, fingerprint: str) -> None:
     """Keep the hashes with the run's state, durably."""
-    held = {"image_ids": links.image_ids, "patient_tags": links.patient_tags}
-    held = {name: values for name, values in held.items() if values is not None}
+    known = {"image_ids": links.image_ids, "patient_tags": links.patient_tags}
+    held = {name: values for name, values in known.items() if values is not None}
     data = save(held, metadata={"fingerprint": fingerprint, "key_id": links.key_id})
     # readable by its owner only: whoever has an image can see whether it is among them
     with replacing(folder / LINKS_FILE, mode=0o600) as temporary:

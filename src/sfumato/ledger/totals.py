@@ -35,6 +35,7 @@ class Record:
 
     def events(self, *, planned: bool) -> tuple[Event, ...]:
         """What the run has done or, while it is open and ``planned``, may still do."""
+        assert self.plan is not None  # only counted runs have events
         whole = planned and not self.finished
         return self.plan.events(self.plan.num_steps if whole else self.reserved_steps)
 
@@ -68,13 +69,12 @@ def total_of(records: Iterable[Record], *, unit: Unit, delta: float, planned: bo
     run that protects images promises a patient nothing, so then the patient's total is infinite.
     """
     counted = [record for record in records if record.counted]
-    replaced = any(
-        record.plan.neighbouring == "replace-one" or record.plan.unit != unit for record in counted
-    )
+    plans = [record.plan for record in counted if record.plan is not None]
+    replaced = any(plan.neighbouring == "replace-one" or plan.unit != unit for plan in plans)
     neighbouring: accounting.Neighbouring = "replace-one" if replaced else "add-or-remove"
     events = [event for record in counted for event in record.events(planned=planned)]
     accountant: accounting.Accountant = "rdp" if accounting.needs_rdp(events) else "pld"
-    unprotected = unit == "patient" and any(record.plan.unit == "image" for record in counted)
+    unprotected = unit == "patient" and any(plan.unit == "image" for plan in plans)
     epsilon = math.inf
     if not unprotected:
         epsilon = accounting.epsilon(events, delta=delta, accountant=accountant, neighbouring=neighbouring)
@@ -90,4 +90,4 @@ def total_of(records: Iterable[Record], *, unit: Unit, delta: float, planned: bo
 
 def units_of(records: Sequence[Record]) -> list[Unit]:
     """The units that the counted runs protect, images first."""
-    return sorted({record.plan.unit for record in records if record.counted})
+    return sorted({record.plan.unit for record in records if record.counted and record.plan is not None})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypedDict
 
 from torch import Tensor, channels_last, nn, zeros
 from torch.nn import functional as F
@@ -20,6 +21,10 @@ from sfumato.models import efficientnet_lite
 from sfumato.models.classifier import Classifier
 from sfumato.models.variant import Variant
 
+Extractor = (
+    PatchFeatures | ScatterFeatures | CombinedFeatures | ScatterMaps | GroupedScatterMaps | BackboneFeatures
+)
+
 
 class FixedFeatures(Classifier):
     """Rows of frozen features, minus a centre, at unit norm; what is trained on them is the subclass's.
@@ -27,7 +32,9 @@ class FixedFeatures(Classifier):
     ``centre`` is zero until a run releases the private mean into it, as an event of its own.
     """
 
-    def __init__(self, extractor: nn.Module) -> None:
+    centre: Tensor
+
+    def __init__(self, extractor: Extractor) -> None:
         super().__init__()
         self.extractor = extractor.requires_grad_(False)
         self.register_buffer("centre", zeros(extractor.num_features))
@@ -40,7 +47,7 @@ class FixedFeatures(Classifier):
 class FeatureClassifier(FixedFeatures):
     """Fixed features under a linear head, which begins at zero."""
 
-    def __init__(self, extractor: nn.Module, *, num_classes: int) -> None:
+    def __init__(self, extractor: Extractor, *, num_classes: int) -> None:
         super().__init__(extractor)
         self.head = nn.Linear(extractor.num_features, num_classes)
         nn.init.zeros_(self.head.weight)
@@ -60,6 +67,7 @@ class ScatterNet(FixedFeatures):
 
     def __init__(self, extractor: ScatterMaps | GroupedScatterMaps, *, num_classes: int, width: int) -> None:
         super().__init__(extractor)
+        self.shape = extractor.shape  # of an image's maps
         channels, side, _ = extractor.shape
         self.scale = extractor.num_features**0.5  # back to maps of variance 1
         self.net = nn.Sequential(
@@ -72,7 +80,7 @@ class ScatterNet(FixedFeatures):
         self.head = nn.Linear(width * math.ceil(side / 2) ** 2, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        maps = self.scale * self.rows(x).unflatten(1, self.extractor.shape)
+        maps = self.scale * self.rows(x).unflatten(1, self.shape)
         return self.net(maps).flatten(1)
 
 
@@ -146,6 +154,15 @@ def scatter_cnn(
     return ScatterNet(extractor, num_classes=num_classes, width=width)
 
 
+class _Shared(TypedDict):
+    """What two kinds of features have in common."""
+
+    image_size: int
+    in_channels: int
+    num_directions: int
+    mirror: bool
+
+
 def patches_scatter(
     *,
     num_classes: int,
@@ -156,8 +173,9 @@ def patches_scatter(
     mirror: bool = True,
 ) -> FeatureClassifier:
     """One layer of patch features beside wavelet scattering, to be fitted by ``extractor.fit()``."""
-    shared = {"image_size": image_size, "in_channels": in_channels, "num_directions": num_directions}
-    shared |= {"mirror": mirror}
+    shared = _Shared(
+        image_size=image_size, in_channels=in_channels, num_directions=num_directions, mirror=mirror
+    )
     extractor = CombinedFeatures(
         [PatchFeatures(num_layers=1, num_patches=num_patches, **shared), ScatterFeatures(**shared)]
     )
@@ -210,10 +228,11 @@ def lite_backbone(
     networks, num_features = [], 0
     for name in names:
         network = efficientnet_lite.VARIANTS[name].build(num_classes=1, pretrained=pretrained)
+        assert isinstance(network, efficientnet_lite.EfficientNetLite)
         network.trunk = folded(network.trunk)
         expected, num_features = network.preprocessing, num_features + network.head.in_features
-        network.head = nn.Identity()  # its place is taken by the private head
-        networks.append(network.to(memory_format=channels_last))
+        network.add_module("head", nn.Identity())  # its place is taken by the private head
+        networks.append(network.to(memory_format=channels_last))  # type: ignore[call-overload]
     return BackboneFeatures(
         networks,
         num_features=num_features,

@@ -32,18 +32,20 @@ def checked_value(name: str, value: object, default: object) -> object:
     if isinstance(default, tuple):
         most = LARGEST.get(name, _LARGEST_COUNT)
         kind = f"a list of {len(default)} whole numbers from 1 to {most}"
-        fits = isinstance(value, list | tuple) and len(value) == len(default)
-        fits = fits and all(type(item) is int and 0 < item <= most for item in value)
-        value = tuple(value) if fits else value
+        items = tuple(value) if isinstance(value, list | tuple) else ()
+        fits = len(items) == len(default) and all(type(item) is int and 0 < item <= most for item in items)
+        value = items if fits else value
     elif isinstance(default, bool):
         fits, kind = isinstance(value, bool), "true or false"
     elif isinstance(default, int):
         most = LARGEST.get(name, _LARGEST_COUNT)
-        fits, kind = type(value) is int and 0 < value <= most, f"a whole number from 1 to {most}"
+        fits = isinstance(value, int) and type(value) is int and 0 < value <= most
+        kind = f"a whole number from 1 to {most}"
     elif isinstance(default, float):
-        most = _LARGEST_FACTOR.get(name, _LARGEST_FLOAT)
-        fits = type(value) in (int, float) and abs(value) <= most and math.isfinite(value)
-        kind = f"a number up to {most:g}"
+        largest = _LARGEST_FACTOR.get(name, _LARGEST_FLOAT)
+        number = value if isinstance(value, int | float) and type(value) in (int, float) else math.nan
+        fits = abs(number) <= largest and math.isfinite(number)
+        kind = f"a number up to {largest:g}"
     else:
         fits, kind = isinstance(value, str), "a word"
     if not fits:

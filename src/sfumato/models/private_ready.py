@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
@@ -78,13 +78,13 @@ def _convert(
         report(Change(layer=name, before=_short(module), after=_short(norm), note=note))
         return norm
     if getattr(module, "inplace", False) is True:
-        module.inplace = False
+        setattr(module, "inplace", False)  # noqa: B010  # known by its name only
         kind = type(module).__name__
         report(Change(layer=name, before=f"{kind}(inplace=True)", after=f"{kind}(inplace=False)"))
     return module
 
 
-def _group(module: nn.Module, groups: int) -> tuple[nn.Module, str]:
+def _group(module: _NormBase, groups: int) -> tuple[nn.Module, str]:
     channels = module.num_features
     if not isinstance(module, _InstanceNorm):
         # On a map of one pixel, as in squeeze-and-excitation, a group has as many values as channels: of one
@@ -95,8 +95,8 @@ def _group(module: nn.Module, groups: int) -> tuple[nn.Module, str]:
     return _carry_over(module, norm), f"scale and shift kept, {note}".rstrip(", ") if module.affine else note
 
 
-def _frozen(name: str, module: nn.Module) -> tuple[nn.Module, str]:
-    if module.running_mean is None:
+def _frozen(name: str, module: _NormBase) -> tuple[nn.Module, str]:
+    if module.running_mean is None or module.running_var is None:
         raise ModelError(
             "no-running-statistics",
             f"{name} ({type(module).__name__}) keeps no running statistics that could be frozen.",
@@ -107,7 +107,7 @@ def _frozen(name: str, module: nn.Module) -> tuple[nn.Module, str]:
     return _carry_over(module, norm), "statistics are constants now: they must come from public data"
 
 
-def _carry_over(old: nn.Module, new: nn.Module) -> nn.Module:
+def _carry_over(old: _NormBase, new: nn.GroupNorm | FrozenBatchNorm) -> nn.Module:
     """Scale, shift, their place and precision, and whether they are trained."""
     if old.affine:
         new = new.to(old.weight)
@@ -138,4 +138,5 @@ def _refuse_unknown(name: str, module: nn.Module) -> None:
 def _short(module: nn.Module) -> str:
     if isinstance(module, nn.GroupNorm):
         return f"GroupNorm({module.num_groups}, {module.num_channels})"
-    return f"{type(module).__name__}({getattr(module, 'num_features', None) or module.channels})"
+    channels = getattr(module, "num_features", None) or getattr(module, "channels", None)
+    return f"{type(module).__name__}({channels})"

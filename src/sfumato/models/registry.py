@@ -79,7 +79,9 @@ def create_model(name: str, *, num_classes: int, in_channels: int = 3, **options
     _check_memory(name, _draft(variant, arguments))
     model = variant.build(**arguments)
     if "groups" in options and arguments.get("norm", variant.options().get("norm")) == "group":
-        _check_groups(name, model, arguments["groups"])
+        groups = arguments["groups"]
+        assert isinstance(groups, int)  # as its default is, which checked_value has seen to
+        _check_groups(name, model, groups)
     return model
 
 
@@ -89,6 +91,7 @@ def weight_shapes(
     """The shapes that the model's state would have, found without taking its memory."""
     draft = _draft(*_arguments(name, num_classes, in_channels, options))
     _check_memory(name, draft)
+    assert draft is not None  # such a model fits in no memory, and was refused
     return {key: value.shape for key, value in draft.state_dict().items()}
 
 

@@ -57,7 +57,7 @@ def add_scale_norm(
     Raises ``ModelError`` where the additions cannot be found, rather than changing only some of them.
     """
     graph_module = _trace(model, example)
-    changes = []
+    changes: list[Change] = []
     for node in _residual_additions(graph_module):
         shape = node.meta["tensor_meta"].shape
         tokens = len(shape) == 3

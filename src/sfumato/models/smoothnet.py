@@ -71,7 +71,11 @@ class DenseStage(nn.Module):
 def _block(
     inputs: int, outputs: int, *, pooling: Pooling, norm: Norm, groups: int, activation: Activation
 ) -> nn.Module:
-    pools = {"max": [nn.MaxPool2d(3, 1, 1)], "average": [nn.AvgPool2d(3, 1, 1)], "none": []}
+    pools: dict[Pooling, list[nn.Module]] = {
+        "max": [nn.MaxPool2d(3, 1, 1)],
+        "average": [nn.AvgPool2d(3, 1, 1)],
+        "none": [],
+    }
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
         *pools[pooling],

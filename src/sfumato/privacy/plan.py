@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from sfumato import accounting
 from sfumato.accounting import Accountant, Event, Neighbouring, Selection
@@ -121,12 +121,15 @@ class Plan:
         """This plan with one value changed so that ε comes to ``target`` from below."""
 
         def epsilon_of(value: float) -> float:
-            return replace(self, **{name: value}).epsilon
+            return replace(self, batch_size=value).epsilon
+
+        def epsilon_after(num_steps: int) -> float:
+            return replace(self, num_steps=num_steps).epsilon
 
         if name == "noise_multiplier":
             return self.with_epsilon(target)
         if name == "num_steps":
-            return replace(self, num_steps=accounting.solve_num_steps(epsilon_of, target))
+            return replace(self, num_steps=accounting.solve_num_steps(epsilon_after, target))
         size = accounting.solve_batch_size(epsilon_of, target, num_examples=self.num_examples)
         return replace(self, batch_size=size)
 
@@ -149,7 +152,7 @@ class Plan:
         events: tuple[Event, ...] = (*self.extra_events, steps)
         if self.tuning_runs is None:
             return events
-        return (Selection(events=events, mean_runs=self.tuning_runs),)
+        return (Selection(events=accounting.sampled(events), mean_runs=self.tuning_runs),)
 
     @cached_property
     def epsilon(self) -> float:
@@ -239,7 +242,7 @@ class Plan:
         )
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> Plan:
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """The plan that ``as_dict`` described."""
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known)

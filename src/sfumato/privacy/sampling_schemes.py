@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 class Batches(Protocol):
     """The batches of a whole run."""
 
-    num_steps: int
-    sampling_rate: float
+    @property
+    def num_steps(self) -> int:
+        """Of the whole run."""
+
+    @property
+    def sampling_rate(self) -> float:
+        """The probability of each unit to be in a step."""
 
     def batches(self, num_units: int, source: RandomSource, start_step: int = 0) -> Iterator[Tensor]:
         """Indices of the units of each step from ``start_step`` on, ascending, int64."""

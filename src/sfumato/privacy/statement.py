@@ -62,7 +62,7 @@ def state(plan: Plan, *, releasable: bool, images_per_person: int | None) -> Sta
     )
     error = misses[FALSE_ALARMS.index(0.01)]
     groups = _groups(plan, images_per_person)
-    values = {
+    values: dict[str, object] = {
         "epsilon": _json(plan.epsilon),
         "delta": plan.delta,
         "unit": plan.unit,

@@ -54,7 +54,7 @@ def from_table(kind: type, table: Mapping[str, Any], *, origin: str, path: str =
         if key not in known:
             raise unknown_key(origin, where, list(known))
         wanted = without_none(hints[key])
-        if not dataclasses.is_dataclass(wanted):
+        if not (isinstance(wanted, type) and dataclasses.is_dataclass(wanted)):
             values[key] = _checked(wanted, value, known[key].metadata["check"], origin=origin, path=where)
         elif isinstance(value, dict):
             values[key] = from_table(wanted, value, origin=origin, path=f"{where}.")
@@ -65,7 +65,7 @@ def from_table(kind: type, table: Mapping[str, Any], *, origin: str, path: str =
 
 def to_table(settings: Any) -> dict[str, Any]:
     """Nested plain values, without the absent ones."""
-    table = {}
+    table: dict[str, Any] = {}
     for item in fields(settings):
         value = getattr(settings, item.name)
         if dataclasses.is_dataclass(value):

@@ -35,8 +35,9 @@ _FIGURES = (
     "clip_norm",
     "sampling_rate",
     "num_steps",
-)
-_FIGURES += ("num_examples", "events")  # what stands behind every epsilon
+    "num_examples",
+    "events",
+)  # what stands behind every epsilon
 WEIGHTS, CONFIG, PRIVACY, CARD = "model.safetensors", "config.json", "privacy.json", "README.md"
 
 

@@ -52,8 +52,13 @@ class RunRecord:
     @property
     def curve(self) -> Points:
         """(step, accuracy) wherever accuracy was measured on images that may be shown."""
-        keys = ("val_accuracy", "test_accuracy")
-        return _thinned([(line["step"], line[key]) for line in self.metrics for key in keys if key in line])
+        points = []
+        for line in self.metrics:
+            if "val_accuracy" in line:
+                points.append((line["step"], line["val_accuracy"]))
+            if "test_accuracy" in line:
+                points.append((line["step"], line["test_accuracy"]))
+        return _thinned(points)
 
     @property
     def spending(self) -> Points:

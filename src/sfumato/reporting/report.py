@@ -64,7 +64,7 @@ def _printable(value: object) -> object:
 
 def _single(record: RunRecord) -> dict[str, object]:
     scores = record.scores
-    shown = scores is not None and len(scores["per_class"]) <= MOST_CLASSES
+    shown = scores if scores is not None and len(scores["per_class"]) <= MOST_CLASSES else None
     return {
         "title": record.name,
         "lead": f"{record.model} on {record.config['data']}",
@@ -74,8 +74,8 @@ def _single(record: RunRecord) -> dict[str, object]:
         "learning": _learning([record]),
         "spending": _spending([record]),
         "scored": scores is not None,
-        "bars": bar_chart(list(scores["per_class"].items()), label="recall per class") if shown else None,
-        "matrix": confusion_chart(scores["confusion"], list(scores["per_class"])) if shown else None,
+        "bars": bar_chart(list(shown["per_class"].items()), label="recall per class") if shown else None,
+        "matrix": confusion_chart(shown["confusion"], list(shown["per_class"])) if shown else None,
         "settings": _settings(record),
         "machine": _machine(record),
     }

@@ -56,8 +56,8 @@ class Components:
 
     def names(self) -> dict[str, str]:
         """What was brought, for the state of a run: a resumed run must bring the same."""
-        brought = {"loss": self.loss, "clipping": self.clipping, "sampling": self.sampling}
-        brought |= {"optimizer": self.optimizer}
+        brought: dict[str, object] = {"loss": self.loss, "clipping": self.clipping}
+        brought |= {"sampling": self.sampling, "optimizer": self.optimizer}
         return {key: _described(value) for key, value in brought.items() if value is not None}
 
 

@@ -19,9 +19,10 @@ from sfumato.gradients.clipped import FLAT
 from sfumato.gradients.row_losses import row_losses
 from sfumato.models.fixed_features import FeatureClassifier
 from sfumato.randomness import UnitRandomness
-from sfumato.training.fixed_rows import ROWS_AT_ONCE, in_closed_form
+from sfumato.training.fixed_rows import ROWS_AT_ONCE, FeatureViews, in_closed_form
 from sfumato.training.head import HeadSum
 from sfumato.training.inputs import Inputs, Microbatch, Units
+from sfumato.training.last_layer import LastLayerViews
 
 if TYPE_CHECKING:
     from sfumato.randomness import RandomSource
@@ -103,16 +104,17 @@ def head_gradients(
     model: nn.Module, inputs: Inputs, units: Units, *, clip_norm: float
 ) -> HeadGradients | None:
     """The closed form for ``model``, or None if it is not a linear head on fixed rows, each row a unit."""
-    if not in_closed_form(model, inputs, units):
+    if not isinstance(inputs, FeatureViews | LastLayerViews) or not in_closed_form(model, inputs, units):
         return None
-    rows = inputs.features
+    head, rows = model.head, inputs.features
+    assert isinstance(head, nn.Linear)  # else there is no closed form
     if isinstance(model, FeatureClassifier):
         rows = torch.empty(inputs.features.shape)
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             rows[part] = model.features(inputs.features[part])
-    sums = HeadSum(rows, units.data.labels, num_classes=model.head.out_features)
-    return HeadGradients(head=model.head, sums=sums, clip_norm=clip_norm, num_units=len(units))
+    sums = HeadSum(rows, units.data.labels, num_classes=head.out_features)
+    return HeadGradients(head=head, sums=sums, clip_norm=clip_norm, num_units=len(units))
 
 
 @dataclass(frozen=True, kw_only=True)

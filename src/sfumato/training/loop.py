@@ -114,12 +114,14 @@ def apply_gradient(
 def _record(
     step: int, rate: float, began: float, *, losses: Tensor, norms: Tensor | None, clip_norm: float | None
 ) -> StepRecord:
-    known = norms is not None and len(norms) > 0
+    clipped = norms if norms is not None and len(norms) else None  # of an empty step nothing is known
     return StepRecord(
         step=step + 1,
         learning_rate=rate,
         seconds=time.perf_counter() - began,
         loss=losses.double().mean().item() if len(losses) else None,
-        median_norm=norms.median().item() if known else None,
-        clipped_share=(norms > clip_norm).double().mean().item() if known else None,
+        median_norm=None if clipped is None else clipped.median().item(),
+        clipped_share=None
+        if clipped is None or clip_norm is None
+        else clipped.gt(clip_norm).double().mean().item(),
     )

@@ -24,9 +24,12 @@ _UNUSABLE = {
 
 
 def build_optimizer(
-    name: str, model: nn.Module, *, learning_rate: float, options: dict[str, object]
+    name: str, model: nn.Module, *, learning_rate: float | None, options: dict[str, object]
 ) -> torch.optim.Optimizer:
-    """Any optimizer of torch.optim by name, over the parameters that are trained."""
+    """Any optimizer of torch.optim by name, over the parameters that are trained.
+
+    Options that it does not take are refused, and so is no learning rate at all.
+    """
     base = torch.optim.Optimizer
     known = [
         key for key, value in vars(torch.optim).items() if isinstance(value, type) and issubclass(value, base)

@@ -80,10 +80,12 @@ def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
             if member.isdir():
                 _safe_path(member.name, archive)
             elif member.isreg() and not member.issparse():
-                yield member.name, tar.extractfile(member)
+                content = tar.extractfile(member)
+                assert content is not None  # only folders and the like have none
+                yield member.name, content
             else:
                 raise unsafe(archive, f"{member.name!r} is a link, a device or a sparse file")
-            tar.members = []  # type: ignore[misc]  # a list of five million headers would fill the memory
+            tar.members = []  # type: ignore[attr-defined]  # a list of five million headers would fill the memory
 
 
 def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:

@@ -48,10 +48,10 @@ class Source:
             digest = checksum(path, expected.split(":")[0], decompress=path.suffix == ".gz")
             if digest != expected:
                 raise _not_whole(folder, f"{path.name} has checksum {digest}, not {expected}")
-        for name, expected in self.num_files.items():
+        for name, wanted in self.num_files.items():
             count = sum(1 for path in (folder / name).rglob("*") if path.is_file())
-            if count != expected:
-                raise _not_whole(folder, f"{name} has {count:,} files, not {expected:,}")
+            if count != wanted:
+                raise _not_whole(folder, f"{name} has {count:,} files, not {wanted:,}")
 
 
 def checksum(path: Path, kind: str = "md5", *, decompress: bool = False) -> str:

@@ -86,10 +86,11 @@ def decode_image(path: Path, *, image_size: int, channels: int, fit: Fit = "crop
 def _read_header(path: Path) -> Header:
     with _opened(path) as image:
         width, height = image.size
-        if getattr(image, "n_frames", 1) > 1:
+        num_frames = getattr(image, "n_frames", 1)
+        if num_frames > 1:
             raise DataError(
                 "several-frames",
-                f"{path}: holds {image.n_frames} frames.",
+                f"{path}: holds {num_frames} frames.",
                 why="One file is one image; choosing a frame for you could drop what matters.",
                 fix="Save each frame as a file of its own.",
             )

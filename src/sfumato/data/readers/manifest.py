@@ -28,7 +28,8 @@ def read_manifest(folder: Path, classes: Sequence[str] | None = None) -> Listing
     classes = declared or sorted_classes(row["label"] for _, row in rows)
     numbers = {name: number for number, name in enumerate(classes)}
     by_line = (folder / "classes.txt").is_file()  # only there does a number mean a line
-    entries, seen = [], {}
+    entries: list[Entry] = []
+    seen: dict[str, int] = {}  # path -> line
     for line, row in rows:
         where = f"{file}, line {line}"
         path = _inside(row["path"], where)
