@@ -2,8 +2,8 @@
 
 The images have three channels. All units but the canary live in the first; the canary lives alone in the
 second, so that its gradient is orthogonal to everybody else's; nobody lives in the third, whose weights show
-the bare noise. Pixels are scaled so that every gradient is far longer than the clip norm: the canary moves the
-sum by exactly the clip norm, in a direction that the auditor knows. That is the worst case of the guarantee.
+the bare noise. Pixels are scaled so that every gradient is far longer than the clip norm: the canary moves
+the sum by exactly the clip norm, in a direction that the auditor knows: the worst case of the guarantee.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Pipeline:
         )
 
     def _directions(self, weights: Tensor) -> Tensor:
-        """The unit vector along the canary's clipped gradient under the weights of each step, in its channel."""
+        """Unit vectors along the canary's clipped gradient under the weights of each step, in its channel."""
         if self.canary == "gradient":
             directions = torch.zeros(len(weights), NUM_CLASSES, SIDE**2, dtype=torch.float64)
             directions[:, LABEL, 0] = 1.0
@@ -157,11 +157,7 @@ class Pipeline:
         """The clipped sums of the units, with the canary or without."""
         units = self._units[member and self.canary == "input"]
         if "head" in self.over:
-            rows = units.data.images.flatten(1) / (255 * STD)
-            inputs = LastLayerViews(images=self._views, features=rows)
-            found: GradientSum | None = head_gradients(model, inputs, units, clip_norm=self.plan.clip_norm)
-            if found is None:
-                raise AssertionError("the audit's own model has a closed form")
+            found: GradientSum = self._head_sum(model, member and self.canary == "input")
         else:
             found = EngineSum(
                 model=model,
@@ -174,6 +170,23 @@ class Pipeline:
         if self.canary == "gradient" and member:
             return WithGradientCanary(others=found, clip_norm=self.plan.clip_norm)
         return found
+
+    def _head_sum(self, model: nn.Module, member: bool) -> GradientSum:
+        """The closed form, built once: its rows never change."""
+        key = (self._models.index(model), member)
+        if key not in self._head_sums:
+            units = self._units[member]
+            rows = units.data.images.flatten(1) / (255 * STD)
+            inputs = LastLayerViews(images=self._views, features=rows)
+            found = head_gradients(model, inputs, units, clip_norm=self.plan.clip_norm)
+            if found is None:
+                raise AssertionError("the audit's own model has a closed form")
+            self._head_sums[key] = found
+        return self._head_sums[key]
+
+    @cached_property
+    def _head_sums(self) -> dict[tuple[int, bool], GradientSum]:
+        return {}
 
     @cached_property
     def _views(self) -> Views:
