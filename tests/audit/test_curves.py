@@ -30,7 +30,8 @@ def test_auc_is_the_share_of_ordered_pairs_with_ties_half() -> None:
     pairs = [(a > b) + 0.5 * (a == b) for a in scores_in for b in scores_out]
     assert auc(*TIED).value == pytest.approx(np.mean(pairs))
     curve = roc_curve(*TIED)
-    assert np.trapezoid(curve.tpr, curve.fpr) == pytest.approx(np.mean(pairs))
+    area = np.diff(curve.fpr) @ (curve.tpr[1:] + curve.tpr[:-1]) / 2
+    assert area == pytest.approx(np.mean(pairs))
     assert auc(scores_out, scores_in).value == pytest.approx(1 - np.mean(pairs))
 
 
@@ -68,7 +69,7 @@ def test_the_roc_has_every_corner_and_points_for_logarithmic_axes() -> None:
     for threshold, fpr, tpr in zip(curve.thresholds, curve.fpr, curve.tpr, strict=True):
         assert ((TIED[0] >= threshold).mean(), (TIED[1] >= threshold).mean()) == pytest.approx((tpr, fpr))
     points = curve.points(3, lowest=0.25)
-    assert points == pytest.approx([(0.25, 0.25), (0.5, 0.75), (1.0, 1.0)])
+    assert np.array(points) == pytest.approx(np.array([(0.25, 0.25), (0.5, 0.75), (1.0, 1.0)]))
 
 
 def test_tpr_at_fpr_counts_ties_as_reached_together() -> None:
@@ -113,17 +114,13 @@ def test_the_largest_advantage_is_reached_by_the_tightest_mechanism() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shift", "stddev", "other"),
-    [(1, 1, 1), (0.5, 2, 1), (0, 3, 1), (-2, 0.3, 1), (0, 1, 1), (0.1, 1.0001, 1)],
+    ("shift", "stddev"), [(1, 1), (0.5, 2), (0, 3), (-2, 0.3), (0, 1), (0.1, 1.0001), (1e-3, 1 + 1e-9)]
 )
-def test_total_variation_of_fitted_gaussians_is_the_integral(
-    shift: float, stddev: float, other: float
-) -> None:
-    # Scores with exactly these means and deviations.
-    standard = np.array([-1.0, 0.0, 1.0])
-    found = gaussian_total_variation(shift + stddev * standard, other * standard)
+def test_total_variation_of_fitted_gaussians_is_the_integral(shift: float, stddev: float) -> None:
+    standard = np.array([-1.0, 0.0, 1.0])  # mean 0, standard deviation 1
+    found = gaussian_total_variation(shift + stddev * standard, standard)
     grid = np.linspace(-30, 30, 600_001)
-    densities = stats.norm.pdf(grid, shift, stddev) - stats.norm.pdf(grid, 0, other)
+    densities = stats.norm.pdf(grid, shift, stddev) - stats.norm.pdf(grid)
     assert found == pytest.approx(np.abs(densities).sum() * (grid[1] - grid[0]) / 2, abs=1e-6)
 
 
