@@ -1,0 +1,319 @@
+"""Lower bounds of ε from one training: m canaries, each in or out by its own fair coin.
+
+The auditor guesses the highest scores to be in and the lowest to be out, and abstains between. Steinke, Nasr
+and Jagielski 2023 bound how many of those guesses can be right under (ε, δ)-DP; Mahloujifar, Melis and
+Chaudhuri 2024 bound it under f-DP, here for Gaussian trade-off curves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betainc, expit, gammaln, log_expit, ndtr, ndtri
+
+from sfumato.accounting import check_delta
+from sfumato.audit.bounds import epsilon_of_mu
+from sfumato.audit.scores import Scores, check_audit_delta, check_confidence, check_scores
+from sfumato.errors import ConfigError
+
+Sides = Literal["both", "in", "out"]
+Choice = Literal["bonferroni", "split"]
+CountBound = Callable[[int, int, int, float], float]  # canaries, guesses, correct, miss -> ε or μ
+TOLERANCE = 1e-7
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRunBound:
+    """A lower bound of ε at δ from one run; ``ceiling`` is what it would be with every guess right."""
+
+    method: str
+    epsilon: float
+    delta: float
+    confidence: float
+    ceiling: float
+    mu: float | None
+    num_canaries: int  # that the bound was computed on
+    num_guesses: int
+    num_correct: int
+    guesses_choice: str
+
+    def as_dict(self) -> dict[str, str | float | int | None]:
+        return asdict(self)
+
+
+def one_run_bound(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    num_guesses: int | Sequence[int] | None = None,
+    sides: Sides = "both",
+    choice: Choice = "bonferroni",
+    seed: int = 0,
+) -> OneRunBound:
+    """ε from below by Steinke et al. 2023, theorem 5.2.
+
+    ``num_guesses`` is one number fixed beforehand, or several to choose from honestly (None: a grid), by
+    dividing the allowed misses ("bonferroni") or on half of the canaries ("split"). ``sides`` says whether
+    inclusions, exclusions or both are guessed. Ties are ordered at random by ``seed``, never by membership.
+
+    Guarantee: if each canary was in or out by an independent fair coin, and the training is (ε₀, δ)-DP for
+    one canary, the bound exceeds ε₀ with probability at most 1 − ``confidence``.
+    """
+    check_audit_delta(delta)
+
+    def count_bound(canaries: int, guesses: int, correct: int, miss: float) -> float:
+        return one_run_epsilon(canaries, guesses, correct, delta=delta, confidence=1 - miss)
+
+    game = _play(scores_in, scores_out, count_bound, confidence, num_guesses, sides, choice, seed)
+    return OneRunBound(
+        method="one-run",
+        epsilon=game.value,
+        delta=delta,
+        confidence=confidence,
+        ceiling=game.ceiling,
+        mu=None,
+        num_canaries=game.num_canaries,
+        num_guesses=game.num_guesses,
+        num_correct=game.num_correct,
+        guesses_choice=game.choice,
+    )
+
+
+def one_run_gdp_bound(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    num_guesses: int | Sequence[int] | None = None,
+    sides: Sides = "both",
+    choice: Choice = "bonferroni",
+    seed: int = 0,
+) -> OneRunBound:
+    """μ from below by Mahloujifar et al. 2024 with Gaussian trade-off curves, and its ε at δ.
+
+    Guarantee: as ``one_run_bound``, for a training that is μ₀-GDP for one canary. Sharper, and it does not
+    weaken with δ times the number of canaries.
+    """
+    check_delta(delta)
+
+    def count_bound(canaries: int, guesses: int, correct: int, miss: float) -> float:
+        return one_run_mu(canaries, guesses, correct, confidence=1 - miss)
+
+    game = _play(scores_in, scores_out, count_bound, confidence, num_guesses, sides, choice, seed)
+    return OneRunBound(
+        method="one-run-gdp",
+        epsilon=epsilon_of_mu(game.value, delta),
+        delta=delta,
+        confidence=confidence,
+        ceiling=epsilon_of_mu(game.ceiling, delta),
+        mu=game.value,
+        num_canaries=game.num_canaries,
+        num_guesses=game.num_guesses,
+        num_correct=game.num_correct,
+        guesses_choice=game.choice,
+    )
+
+
+@lru_cache(maxsize=4096)
+def one_run_epsilon(
+    num_canaries: int, num_guesses: int, num_correct: int, *, delta: float, confidence: float = 0.95
+) -> float:
+    """The ε that so many correct guesses refute; 0 if none. The ceiling: ``num_correct=num_guesses``."""
+    check_audit_delta(delta)
+    miss = check_confidence(confidence)
+    _check_counts(num_canaries, num_guesses, num_correct)
+
+    def refuted(epsilon: float) -> bool:
+        return one_run_p_value(num_canaries, num_guesses, num_correct, epsilon, delta) <= miss
+
+    return _largest(refuted)
+
+
+def one_run_p_value(
+    num_canaries: int, num_guesses: int, num_correct: int, epsilon: float, delta: float
+) -> float:
+    """An upper bound of the probability of at least ``num_correct`` right guesses under (ε, δ)-DP.
+
+    Without δ the guesses are at best independent coins that are right with probability e^ε / (1 + e^ε).
+    Each of the m canaries may fail with probability δ on either side, and a failure can move the count by i;
+    the worst i is taken.
+    """
+    if num_correct == 0:
+        return 1.0
+    tail = float(betainc(num_correct, num_guesses - num_correct + 1, expit(epsilon)))
+    if delta == 0:
+        return tail
+    fewer = np.arange(num_correct - 1, -1, -1)
+    just_below = np.cumsum(
+        np.exp(
+            _log_binomials(num_guesses)[fewer]
+            + fewer * log_expit(epsilon)
+            + (num_guesses - fewer) * log_expit(-epsilon)
+        )
+    )
+    worst = float(np.max(just_below / np.arange(1, num_correct + 1)))
+    return min(1.0, tail + 2 * num_canaries * delta * worst)
+
+
+@lru_cache(maxsize=64)
+def _log_binomials(number: int) -> NDArray[np.float64]:
+    """Logarithms of the binomial coefficients, ``number`` over 0, 1 and so on."""
+    chosen = np.arange(number + 1)
+    return gammaln(number + 1) - gammaln(chosen + 1) - gammaln(number - chosen + 1)
+
+
+@lru_cache(maxsize=4096)
+def one_run_mu(num_canaries: int, num_guesses: int, num_correct: int, *, confidence: float = 0.95) -> float:
+    """The μ of Gaussian DP that so many correct guesses refute; 0 if none."""
+    miss = check_confidence(confidence)
+    _check_counts(num_canaries, num_guesses, num_correct)
+    if num_correct == 0:
+        return 0.0
+    low, high = 0.0, 8.0
+    while _gdp_refuted(num_canaries, num_guesses, num_correct, np.array([high]), miss)[0]:
+        low, high = high, 2 * high
+    while high - low > TOLERANCE:
+        # The recursion is over counts, so many μ cost hardly more than one.
+        grid = np.linspace(low, high, 65)
+        refuted = _gdp_refuted(num_canaries, num_guesses, num_correct, grid, miss)
+        if not refuted[0]:
+            return 0.0  # only at low = 0: later grids begin at a refuted μ
+        last = int(np.argmin(refuted)) - 1  # refuted μ come first, and the last of the grid never is
+        low, high = float(grid[last]), float(grid[last + 1])
+    return low
+
+
+def _gdp_refuted(
+    num_canaries: int, num_guesses: int, num_correct: int, mu: NDArray[np.float64], miss: float
+) -> NDArray[np.bool_]:
+    """Whether P[correct ≥ v] > ``miss`` would be impossible under μ-GDP.
+
+    With p_i = P[i correct], right_v = Σ_{i≥v} i·p_i / m and wrong_v = Σ_{i≥v} (g − i)·p_i / m, flipping one
+    canary's coin shows right_v ≤ 1 − f(wrong_{v−1}) for every v (Mahloujifar et al. 2024, theorem 3.2's form
+    for two choices). From the assumed tail downwards this forces ever more probability at lower counts; if
+    the sum, g / m times a probability, passes g / m, the assumption was false.
+    """
+    whole = num_guesses / num_canaries
+    right = np.full(mu.shape, miss * num_correct / num_canaries)
+    wrong = np.full(mu.shape, miss * (num_guesses - num_correct) / num_canaries)
+    for count in range(num_correct - 1, -1, -1):
+        forced = np.maximum(wrong, ndtr(ndtri(np.minimum(right, 1.0)) - mu))
+        if np.array_equal(forced, wrong):
+            break  # nothing is forced any more, and nothing will be
+        right = right + count / (num_guesses - count) * (forced - wrong)
+        wrong = forced
+    return right + wrong > whole
+
+
+def guess_grid(num_canaries: int) -> list[int]:
+    """Numbers of guesses to choose from: all canaries, half of them, and so on; up to 8, none below 8."""
+    grid = [num_canaries // 2**power for power in range(8)]
+    return [number for number in grid if number >= 8] or [num_canaries]
+
+
+@dataclass(frozen=True)
+class _Game:
+    value: float
+    ceiling: float
+    num_canaries: int
+    num_guesses: int
+    num_correct: int
+    choice: str
+
+
+def _play(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    count_bound: CountBound,
+    confidence: float,
+    num_guesses: int | Sequence[int] | None,
+    sides: Sides,
+    choice: Choice,
+    seed: int,
+) -> _Game:
+    """Guess, choose the number of guesses honestly, and bound."""
+    miss = check_confidence(confidence)
+    scores, members = _pool(scores_in, scores_out)
+    if sides not in ("both", "in", "out") or choice not in ("bonferroni", "split"):
+        raise ConfigError(
+            "bad-guesses",
+            f"sides is {sides!r} and choice is {choice!r}.",
+            fix="sides is 'both', 'in' or 'out'; choice is 'bonferroni' or 'split'.",
+        )
+    order = np.random.default_rng(seed).permutation(len(scores))  # ties must not follow membership
+    scores, members = scores[order], members[order]
+    fixed = isinstance(num_guesses, (int, np.integer))
+    name = "given" if fixed else choice
+    if not fixed and choice == "split" and len(scores) > 1:
+        half = len(scores) // 2
+        numbers = _numbers(num_guesses, len(scores) - half)
+        possible = numbers
+        tried = [min(number, half) for number in numbers]
+        found = [count_bound(half, n, _correct(scores[:half], members[:half], n, sides), miss) for n in tried]
+        numbers, scores, members = [numbers[int(np.argmax(found))]], scores[half:], members[half:]
+    else:
+        numbers = possible = _numbers([num_guesses] if fixed else num_guesses, len(scores))
+    share, canaries = miss / len(numbers), len(scores)
+    correct = [_correct(scores, members, number, sides) for number in numbers]
+    values = [count_bound(canaries, n, right, share) for n, right in zip(numbers, correct, strict=True)]
+    best = int(np.argmax(values))
+    ceiling = max(count_bound(canaries, number, number, share) for number in possible)
+    return _Game(values[best], ceiling, canaries, numbers[best], correct[best], name)
+
+
+def _pool(scores_in: ArrayLike, scores_out: ArrayLike) -> tuple[Scores, NDArray[np.bool_]]:
+    """All canaries, and which were in. One side may be empty: coins do fall so."""
+    inner, outer = check_scores(scores_in, scores_out, at_least=0)
+    scores = np.concatenate([inner, outer])
+    check_scores(scores, scores)  # at least one canary
+    return scores, np.arange(len(scores)) < len(inner)
+
+
+def _numbers(num_guesses: Sequence[int] | None, num_canaries: int) -> list[int]:
+    numbers = guess_grid(num_canaries) if num_guesses is None else [int(number) for number in num_guesses]
+    if not numbers or min(numbers) < 1 or max(numbers) > num_canaries:
+        raise ConfigError(
+            "bad-guesses",
+            f"num_guesses is {numbers}, but {num_canaries} canaries allow 1 to {num_canaries} guesses.",
+            fix="Leave it out for a grid, or give numbers in that range.",
+        )
+    return sorted(set(numbers))
+
+
+def _correct(scores: Scores, members: NDArray[np.bool_], number: int, sides: Sides) -> int:
+    """Right guesses among the ``number`` most extreme scores."""
+    ascending = members[np.argsort(scores, kind="stable")]
+    guessed_in = {"both": (number + 1) // 2, "in": number, "out": 0}[sides]
+    inclusions = ascending[len(ascending) - guessed_in :]
+    exclusions = ascending[: number - guessed_in]
+    return int(inclusions.sum() + (~exclusions).sum())
+
+
+def _check_counts(num_canaries: int, num_guesses: int, num_correct: int) -> None:
+    if not (0 <= num_correct <= num_guesses <= num_canaries and num_guesses >= 1):
+        raise ConfigError(
+            "bad-guesses",
+            f"{num_correct} correct of {num_guesses} guesses on {num_canaries} canaries cannot be.",
+            fix="0 <= correct <= guesses <= canaries, with at least one guess.",
+        )
+
+
+def _largest(refuted: Callable[[float], bool]) -> float:
+    """The end of the refuted values that begin at 0, rounded down; 0 if there are none."""
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high):
+        low, high = high, 2 * high
+    while high - low > TOLERANCE:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
