@@ -51,7 +51,7 @@ def clopper_pearson_bound(
     *,
     delta: float,
     confidence: float = 0.95,
-    threshold: Threshold = "split",
+    threshold: Threshold = "bonferroni",
     max_candidates: int | None = MAX_CANDIDATES,
     seed: int = 0,
 ) -> Bound:
@@ -83,7 +83,7 @@ def gdp_bound(
     *,
     delta: float,
     confidence: float = 0.95,
-    threshold: Threshold = "split",
+    threshold: Threshold = "bonferroni",
     max_candidates: int | None = MAX_CANDIDATES,
     seed: int = 0,
 ) -> Bound:

@@ -22,7 +22,6 @@ from sfumato.audit.scores import Scores, check_audit_delta, check_confidence, ch
 from sfumato.errors import ConfigError
 
 Sides = Literal["both", "in", "out"]
-Choice = Literal["bonferroni", "split"]
 CountBound = Callable[[int, int, int, float], float]  # canaries, guesses, correct, miss -> ε or μ
 TOLERANCE = 1e-7
 
@@ -40,7 +39,6 @@ class OneRunBound:
     num_canaries: int  # that the bound was computed on
     num_guesses: int
     num_correct: int
-    guesses_choice: str
 
     def as_dict(self) -> dict[str, str | float | int | None]:
         return asdict(self)
@@ -54,14 +52,12 @@ def one_run_bound(
     confidence: float = 0.95,
     num_guesses: int | Sequence[int] | None = None,
     sides: Sides = "both",
-    choice: Choice = "bonferroni",
-    seed: int = 0,
 ) -> OneRunBound:
     """ε from below by Steinke et al. 2023, theorem 5.2.
 
-    ``num_guesses`` is one number fixed beforehand, or several to choose from honestly (None: a grid), by
-    dividing the allowed misses ("bonferroni") or on half of the canaries ("split"). ``sides`` says whether
-    inclusions, exclusions or both are guessed. Ties are ordered at random by ``seed``, never by membership.
+    ``num_guesses`` is one number fixed beforehand, or several (None: a grid) that divide the allowed misses,
+    so that the best may be taken. ``sides``, fixed beforehand too, says whether inclusions, exclusions or as
+    many of both are guessed. Among tied scores the wrong guesses are counted first.
 
     Guarantee: if each canary was in or out by an independent fair coin, and the training is (ε₀, δ)-DP for
     one canary, the bound exceeds ε₀ with probability at most 1 − ``confidence``.
@@ -71,7 +67,7 @@ def one_run_bound(
     def count_bound(canaries: int, guesses: int, correct: int, miss: float) -> float:
         return one_run_epsilon(canaries, guesses, correct, delta=delta, confidence=1 - miss)
 
-    game = _play(scores_in, scores_out, count_bound, confidence, num_guesses, sides, choice, seed)
+    game = _play(scores_in, scores_out, count_bound, confidence, num_guesses, sides)
     return OneRunBound(
         method="one-run",
         epsilon=game.value,
@@ -82,7 +78,6 @@ def one_run_bound(
         num_canaries=game.num_canaries,
         num_guesses=game.num_guesses,
         num_correct=game.num_correct,
-        guesses_choice=game.choice,
     )
 
 
@@ -94,8 +89,6 @@ def one_run_gdp_bound(
     confidence: float = 0.95,
     num_guesses: int | Sequence[int] | None = None,
     sides: Sides = "both",
-    choice: Choice = "bonferroni",
-    seed: int = 0,
 ) -> OneRunBound:
     """μ from below by Mahloujifar et al. 2024 with Gaussian trade-off curves, and its ε at δ.
 
@@ -107,7 +100,7 @@ def one_run_gdp_bound(
     def count_bound(canaries: int, guesses: int, correct: int, miss: float) -> float:
         return one_run_mu(canaries, guesses, correct, confidence=1 - miss)
 
-    game = _play(scores_in, scores_out, count_bound, confidence, num_guesses, sides, choice, seed)
+    game = _play(scores_in, scores_out, count_bound, confidence, num_guesses, sides)
     return OneRunBound(
         method="one-run-gdp",
         epsilon=epsilon_of_mu(game.value, delta),
@@ -118,7 +111,6 @@ def one_run_gdp_bound(
         num_canaries=game.num_canaries,
         num_guesses=game.num_guesses,
         num_correct=game.num_correct,
-        guesses_choice=game.choice,
     )
 
 
@@ -226,7 +218,6 @@ class _Game:
     num_canaries: int
     num_guesses: int
     num_correct: int
-    choice: str
 
 
 def _play(
@@ -236,65 +227,54 @@ def _play(
     confidence: float,
     num_guesses: int | Sequence[int] | None,
     sides: Sides,
-    choice: Choice,
-    seed: int,
 ) -> _Game:
-    """Guess, choose the number of guesses honestly, and bound."""
+    """Guess, bound each number of guesses with its share of the misses, and take the best."""
     miss = check_confidence(confidence)
-    scores, members = _pool(scores_in, scores_out)
-    if sides not in ("both", "in", "out") or choice not in ("bonferroni", "split"):
-        raise ConfigError(
-            "bad-guesses",
-            f"sides is {sides!r} and choice is {choice!r}.",
-            fix="sides is 'both', 'in' or 'out'; choice is 'bonferroni' or 'split'.",
-        )
-    order = np.random.default_rng(seed).permutation(len(scores))  # ties must not follow membership
-    scores, members = scores[order], members[order]
-    fixed = isinstance(num_guesses, (int, np.integer))
-    name = "given" if fixed else choice
-    if not fixed and choice == "split" and len(scores) > 1:
-        half = len(scores) // 2
-        numbers = _numbers(num_guesses, len(scores) - half)
-        possible = numbers
-        tried = [min(number, half) for number in numbers]
-        found = [count_bound(half, n, _correct(scores[:half], members[:half], n, sides), miss) for n in tried]
-        numbers, scores, members = [numbers[int(np.argmax(found))]], scores[half:], members[half:]
-    else:
-        numbers = possible = _numbers([num_guesses] if fixed else num_guesses, len(scores))
-    share, canaries = miss / len(numbers), len(scores)
-    correct = [_correct(scores, members, number, sides) for number in numbers]
+    inner, outer = check_scores(scores_in, scores_out, at_least=0)  # coins may all fall to one side
+    canaries = len(inner) + len(outer)
+    check_scores(np.concatenate([inner, outer]), np.zeros(1))
+    numbers = _numbers(num_guesses, canaries)
+    share = miss / len(numbers)
+    correct = _count_correct(inner, outer, numbers, sides)
     values = [count_bound(canaries, n, right, share) for n, right in zip(numbers, correct, strict=True)]
     best = int(np.argmax(values))
-    ceiling = max(count_bound(canaries, number, number, share) for number in possible)
-    return _Game(values[best], ceiling, canaries, numbers[best], correct[best], name)
+    ceiling = max(count_bound(canaries, number, number, share) for number in numbers)
+    return _Game(values[best], ceiling, canaries, numbers[best], correct[best])
 
 
-def _pool(scores_in: ArrayLike, scores_out: ArrayLike) -> tuple[Scores, NDArray[np.bool_]]:
-    """All canaries, and which were in. One side may be empty: coins do fall so."""
-    inner, outer = check_scores(scores_in, scores_out, at_least=0)
-    scores = np.concatenate([inner, outer])
-    check_scores(scores, scores)  # at least one canary
-    return scores, np.arange(len(scores)) < len(inner)
-
-
-def _numbers(num_guesses: Sequence[int] | None, num_canaries: int) -> list[int]:
-    numbers = guess_grid(num_canaries) if num_guesses is None else [int(number) for number in num_guesses]
-    if not numbers or min(numbers) < 1 or max(numbers) > num_canaries:
+def _numbers(num_guesses: int | Sequence[int] | None, num_canaries: int) -> list[int]:
+    """The numbers of guesses to try, the most first: where nothing is found, it is the one reported."""
+    if num_guesses is None:
+        num_guesses = guess_grid(num_canaries)
+    numbers = np.unique(np.atleast_1d(num_guesses))[::-1].tolist()
+    if not numbers or not 1 <= numbers[-1] <= numbers[0] <= num_canaries:
         raise ConfigError(
             "bad-guesses",
-            f"num_guesses is {numbers}, but {num_canaries} canaries allow 1 to {num_canaries} guesses.",
+            f"num_guesses is {num_guesses}, but {num_canaries} canaries allow 1 to {num_canaries} guesses.",
             fix="Leave it out for a grid, or give numbers in that range.",
         )
-    return sorted(set(numbers))
+    return numbers
 
 
-def _correct(scores: Scores, members: NDArray[np.bool_], number: int, sides: Sides) -> int:
-    """Right guesses among the ``number`` most extreme scores."""
-    ascending = members[np.argsort(scores, kind="stable")]
-    guessed_in = {"both": (number + 1) // 2, "in": number, "out": 0}[sides]
-    inclusions = ascending[len(ascending) - guessed_in :]
-    exclusions = ascending[: number - guessed_in]
-    return int(inclusions.sum() + (~exclusions).sum())
+def _count_correct(inner: Scores, outer: Scores, numbers: list[int], sides: Sides) -> list[int]:
+    """Right guesses among the most extreme scores, for each number of guesses.
+
+    Within a tie the wrong ones are counted first. Any rule that does not know who is a member does at least
+    as well, so the bound holds; a tie broken by place would leak membership, since the sides come apart.
+    """
+    if sides not in ("both", "in", "out"):
+        raise ConfigError(
+            "bad-guesses",
+            f"sides is {sides!r}.",
+            fix="Guess 'both', or only who is 'in', or 'out'.",
+        )
+    members = np.arange(len(inner) + len(outer)) < len(inner)
+    # Members come first among equals: wrong for whoever guesses from below, and last for those from above.
+    members = members[np.lexsort((~members, np.concatenate([inner, outer])))]
+    in_above = np.concatenate([[0], np.cumsum(members[::-1])])
+    out_below = np.concatenate([[0], np.cumsum(~members)])
+    guessed_in = [{"both": (number + 1) // 2, "in": number, "out": 0}[sides] for number in numbers]
+    return [int(in_above[k] + out_below[n - k]) for n, k in zip(numbers, guessed_in, strict=True)]
 
 
 def _check_counts(num_canaries: int, num_guesses: int, num_correct: int) -> None:

@@ -25,7 +25,6 @@ from sfumato.errors import ConfigError
 Threshold = Literal["split", "bonferroni"] | float
 Objective = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 MAX_CANDIDATES = 64  # a side; finer ranks cost more in the correction than they find
-MAX_TRIED = 128  # a side, on the half that only chooses
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,9 @@ def choose_threshold(
         check_scores(scores_in, scores_out, at_least=2)
         random = np.random.default_rng(seed)
         (tried_in, judged_in), (tried_out, judged_out) = divide(scores_in, random), divide(scores_out, random)
-        candidates = np.concatenate(order_statistics(tried_in, tried_out, MAX_TRIED)[:2])
-        tried = bounds_at(tried_in, tried_out, candidates, miss)
-        chosen = candidates[[tried.best(objective)]]
-        return bounds_at(judged_in, judged_out, chosen, miss)
+        # By bounds that hold together: the luckiest of the extreme thresholds would not be lucky again.
+        tried = simultaneous_bounds(tried_in, tried_out, miss, max_candidates)
+        return bounds_at(judged_in, judged_out, tried.thresholds[[tried.best(objective)]], miss)
     if isinstance(threshold, str) or not np.isfinite(threshold):
         raise ConfigError(
             "bad-threshold",
