@@ -62,16 +62,23 @@ class UnitGradients:
         return _in_parameter_order(sums, models)
 
 
+def image_windows(images: Tensor) -> Tensor:
+    """(rows, 1, 28, 28) -> (rows, 196, 36): what the four positions of each pooled cell see."""
+    padded = pad(images[:, 0], (2, 2, 2, 2))
+    windows = padded.as_strided((len(images), 14, 14, 6, 6), (32 * 32, 64, 2, 32, 1))
+    return windows.reshape(len(images), CELLS1, 36)
+
+
 @torch.no_grad()
-def unit_gradients(weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> UnitGradients:
+def unit_gradients(weights: Mapping[str, Tensor], windows: Tensor, labels: Tensor) -> UnitGradients:
     """Gradients of the mean loss of each unit's rows.
 
-    ``weights`` are LeNet's by name, each with a leading dimension of models; ``images`` (models, units, rows,
-    28, 28) and ``labels`` (models, units).
+    ``weights`` are LeNet's by name, each with a leading dimension of models; ``windows`` (models, units, rows,
+    196, 36) are those of the images (``image_windows``), and ``labels`` (models, units).
     """
-    models, units, rows = images.shape[:3]
+    models, units, rows = windows.shape[:3]
     each = rows * units  # rows of a model
-    windows = _windows(images.flatten(0, 2)).view(models, each * CELLS1, 36)
+    windows = windows.view(models, each * CELLS1, 36)
     first = torch.baddbmm(_biases(weights[f"{CONV1}.bias"], 4), windows, _window_filters(weights)).sigmoid_()
     patches = _patches(_pooled(first, 6).view(-1, 14, 14, 6)).view(models, each * 4 * CELLS2, 150)
     filters = weights[f"{CONV2}.weight"].permute(0, 1, 3, 4, 2)  # (models, 16, y, x, channels)
@@ -114,12 +121,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def _biases(bias: Tensor, positions: int) -> Tensor:
     """Twice the bias, for s(2a), at each position of a cell."""
     return 2 * bias.repeat(1, positions)[:, None]
-
-
-def _windows(images: Tensor) -> Tensor:
-    """(rows, 28, 28) -> (rows, 14, 14, 6, 6): what the four positions of a pooled cell see."""
-    padded = pad(images, (2, 2, 2, 2))
-    return padded.as_strided((len(images), 14, 14, 6, 6), (32 * 32, 64, 2, 32, 1)).contiguous()
 
 
 def _patches(pooled: Tensor) -> Tensor:
