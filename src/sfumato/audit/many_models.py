@@ -81,7 +81,9 @@ class ManySums:
     clip_norm: float
     source: RandomSource
     clipping: Clipping = FLAT
-    kept: Tensor | None = field(init=False, default=None)  # windows of all examples, if they are fixed and few
+    kept: Tensor | None = field(
+        init=False, default=None
+    )  # windows of all examples, if they are fixed and few
 
     def __post_init__(self) -> None:
         if not self.inputs.count and len(self.data) <= MAX_KEPT:

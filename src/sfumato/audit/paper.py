@@ -31,7 +31,7 @@ from sfumato.audit.paper_settings import (
 from sfumato.audit.paper_store import Store
 from sfumato.randomness import SecureSource, SeededSource
 
-PHASE_ONE = ((90, 16), (8, 48))  # of so many best settings, so many models a side (the paper: 1,000 of all)
+PHASE_ONE = ((90, 8), (10, 32))  # of so many best settings, so many models a side (the paper: 1,000 of all)
 MODELS_AT_ONCE = 50  # of one task: what a kill loses
 SEEDS_PER_AUDIT = 1_000_000
 
@@ -69,7 +69,11 @@ class PaperAudit:
     num_workers: int = 1
 
     def phase_one(
-        self, epsilon: float, *, rounds: Sequence[tuple[int, int]] = PHASE_ONE, progress: Progress | None = None
+        self,
+        epsilon: float,
+        *,
+        rounds: Sequence[tuple[int, int]] = PHASE_ONE,
+        progress: Progress | None = None,
     ) -> list[tuple[Setting, float]]:
         """Settings of the last round with their total variation, best first."""
         ranked = [(setting, 0.0) for setting in all_settings(self.problem)]
@@ -104,9 +108,7 @@ class PaperAudit:
         groups: dict[str, Task] = {}
         for setting in settings:
             for member in (True, False):
-                task = Task(
-                    phase=phase, epsilon=epsilon, setting=setting, member=member, count=0, number=0
-                )
+                task = Task(phase=phase, epsilon=epsilon, setting=setting, member=member, count=0, number=0)
                 groups.setdefault(task.group, task)
         done = {group: len(self.store.losses(group)) for group in groups}
         while min(done.values()) < num_models:
@@ -124,7 +126,9 @@ class PaperAudit:
             return
         field = prepare(self.problem, views=self.views, init_seed=self.init_seed)
         for task in waiting:
-            plan_for(self.problem, task.epsilon, task.setting.num_steps)  # once, before the threads ask for it
+            plan_for(
+                self.problem, task.epsilon, task.setting.num_steps
+            )  # once, before the threads ask for it
         running: dict[Future, Task] = {}
         with _one_thread_each(self.num_workers) as pool:
             try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypedDict
 
@@ -36,6 +38,7 @@ class Store:
     """The folder of an audit. A line that a kill cut off is left out, and its models are trained again."""
 
     folder: Path
+    groups: dict[str, dict[int, list[list[float]]]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, header: Header) -> Store:
@@ -52,41 +55,38 @@ class Store:
                 why="Scores of different trainings cannot be put together.",
                 fix="Give the same settings, or another --out.",
             )
-        return cls(folder)
+        store = cls(folder)
+        for line in store._lines():
+            store.groups.setdefault(line["group"], {})[line["first"]] = line["losses"]
+        return store
 
     def add(self, group: str, first: int, losses: np.ndarray) -> None:
         """Append the losses of (models, canaries), durably."""
-        line = json.dumps({"group": group, "first": first, "losses": losses.tolist()}, allow_nan=False)
+        line = Line(group=group, first=first, losses=losses.tolist())
         with open(self._file, "ab+") as file:
-            if file.tell() and _last_byte(file) != b"\n":
+            if file.seek(0, os.SEEK_END) and _last_byte(file) != b"\n":
                 file.write(b"\n")  # after a line that was cut off
-            file.write(line.encode() + b"\n")
+            file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        self.groups.setdefault(group, {})[first] = line["losses"]
 
     def losses(self, group: str) -> np.ndarray:
         """(models, canaries) of a group, by their numbers; what follows a gap is not counted yet."""
-        lines = sorted((line for line in self._lines() if line["group"] == group), key=lambda each: each["first"])
         rows: list[list[float]] = []
-        for line in lines:
-            if line["first"] == len(rows):
-                rows += line["losses"]
+        for first, losses in sorted(self.groups.get(group, {}).items()):
+            if first == len(rows):
+                rows += losses
         return np.array(rows, dtype=np.float64)
 
     @property
     def _file(self) -> Path:
         return self.folder / "scores.jsonl"
 
-    def _lines(self) -> list[Line]:
-        if not self._file.exists():
-            return []
-        found = []
-        for text in self._file.read_bytes().splitlines():
-            try:
-                found.append(parse_json(text, Line))
-            except ValueError:  # cut off
-                continue
-        return found
+    def _lines(self) -> Iterator[Line]:
+        for text in self._file.read_bytes().splitlines() if self._file.exists() else ():
+            with suppress(ValueError):  # cut off
+                yield parse_json(text, Line)
 
 
 def _last_byte(file: BinaryIO) -> bytes:
