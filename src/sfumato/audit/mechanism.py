@@ -75,6 +75,10 @@ class MechanismAudit:
     def pipeline(self) -> Pipeline:
         return Pipeline(plan=self.plan, over=frozenset(self.over), canary=self.canary)
 
+    def check(self) -> None:
+        """Refuse what cannot be audited, before anything is trained or written."""
+        _ = self.pipeline
+
     @property
     def miss(self) -> float:
         """What the bound by the likelihood may miss."""
@@ -156,6 +160,7 @@ def run_mechanism_audit(
             f"repetitions is {repetitions}.",
             fix="Give 2 or more; hundreds find something.",
         )
+    audit.check()
     file = ScoreFile(scores)
     batches = file.open(audit.identity())
     done = sum(batch.size for batch in batches)

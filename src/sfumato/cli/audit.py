@@ -7,6 +7,10 @@ import importlib
 import click
 
 COMMANDS = {
+    "mechanism": (
+        "sfumato.cli.audit_mechanism",
+        "Tight: every update of tiny trainings, with a canary or not.",
+    ),
     "paper": ("sfumato.cli.audit_paper", "De et al.'s membership inference: LeNet on MNIST."),
 }
 
@@ -19,6 +23,10 @@ class AuditGroup(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         return importlib.import_module(COMMANDS[name][0]).command if name in COMMANDS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.group(cls=AuditGroup)
