@@ -23,6 +23,7 @@ COMMANDS = {
     "report": ("sfumato.cli.report", "Write report.html for one or several runs."),
     "budget": ("sfumato.cli.budget", "Solve for epsilon, delta, noise, steps or batch size."),
     "doctor": ("sfumato.cli.doctor", "Find what would void the guarantee, before any budget is spent."),
+    "audit": ("sfumato.cli.audit", "Attack the guarantee and report what was found."),
     "ledger": ("sfumato.cli.ledger", "Show or cap what each data set has spent."),
     "data": ("sfumato.cli.data", "List, get, import or generate data sets."),
     "models": ("sfumato.cli.models", "List the model zoo, or show one model layer by layer."),

@@ -1,0 +1,151 @@
+"""Table 9 from scores: the bound of ε, AUC and advantage of one audited setting, beside the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sfumato.audit.bounds import clopper_pearson_bound, epsilon_of_errors
+from sfumato.audit.curves import auc, largest_advantage, membership_advantage, roc_curve, score_histogram
+from sfumato.audit.paper_settings import PAPER_BOUNDS, Problem, Setting
+from sfumato.audit.thresholds import MAX_TRIED, bounds_at, order_statistics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CONFIDENCE = 0.999
+HELD_OUT = 0.2  # of the models of each side: they choose the threshold, the others judge it
+FEWEST = 10  # models a side
+
+Scores = tuple[np.ndarray, np.ndarray]  # of members, of others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of table 9, with how it came about."""
+
+    epsilon: float  # nominal
+    delta: float
+    setting: dict[str, str | float]
+    num_models: int  # a side, those that chose the threshold included
+    lower_bound: float
+    ceiling: float  # what an attack without an error would have shown with as many models
+    confidence: float
+    auc: float
+    auc_interval: tuple[float, float]
+    advantage: float
+    advantage_upper_bound: float  # of any attack, from ε and δ
+    paper: tuple[float, float, float] | None  # lower bound, AUC, advantage; 490,000 models a side
+
+    @property
+    def violates(self) -> bool:
+        return self.lower_bound > self.epsilon
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "violates": self.violates}
+
+
+def table_row(problem: Problem, epsilon: float, setting: Setting, scores: Scores) -> Row | None:
+    """The row of these scores; None if there are too few.
+
+    Guarantee: if training is (ε, δ)-DP, ``lower_bound`` exceeds ε with probability at most 0.001: the
+    threshold is chosen on models that the bound does not use.
+    """
+    size = min(map(len, scores))
+    if size < FEWEST:
+        return None
+    held = max(2, round(HELD_OUT * size))
+    inner, outer = (side[held:size] for side in scores)
+    threshold = _threshold(scores[0][:held], scores[1][:held], problem.delta)
+    bound = clopper_pearson_bound(
+        inner, outer, delta=problem.delta, confidence=CONFIDENCE, threshold=threshold
+    )
+    area = auc(inner, outer)
+    return Row(
+        epsilon=epsilon,
+        delta=problem.delta,
+        setting=setting.as_dict(),
+        num_models=size,
+        lower_bound=bound.epsilon,
+        ceiling=bound.ceiling,
+        confidence=CONFIDENCE,
+        auc=area.value,
+        auc_interval=(area.lower, area.upper),
+        advantage=membership_advantage(inner, outer).value,
+        advantage_upper_bound=largest_advantage(epsilon, problem.delta),
+        paper=PAPER_BOUNDS[problem.num_examples].get(int(epsilon)) if epsilon == int(epsilon) else None,
+    )
+
+
+def _threshold(scores_in: np.ndarray, scores_out: np.ndarray, delta: float) -> float:
+    """The threshold with the best bound on these scores."""
+    candidates = np.concatenate(order_statistics(scores_in, scores_out, MAX_TRIED)[:2])
+    tried = bounds_at(scores_in, scores_out, candidates, 1 - CONFIDENCE)
+    return float(candidates[tried.best(lambda fpr, fnr: epsilon_of_errors(fpr, fnr, delta))])
+
+
+def table_text(rows: Sequence[Row]) -> str:
+    """The rows for people."""
+    lines = [
+        f"{'nominal':>8} {'models':>8} {'ε at least':>11} {'(paper)':>8} {'ceiling':>8} {'AUC':>6} {'(paper)':>8} "
+        f"{'advantage':>10} {'(paper)':>8} {'at most':>8}   setting"
+    ]
+    for row in rows:
+        paper = (
+            ["-"] * 3 if row.paper is None else [f"{row.paper[0]:.3f}", *map("{:.2f}".format, row.paper[1:])]
+        )
+        setting = row.setting
+        lines.append(
+            f"{row.epsilon:8g} {row.num_models:8,} {row.lower_bound:11.3f} {paper[0]:>8} {row.ceiling:8.2f} "
+            f"{row.auc:6.3f} {paper[1]:>8} {row.advantage:10.3f} {paper[2]:>8} {row.advantage_upper_bound:8.2f}   "
+            f"{setting['canary']}, rate {setting['learning_rate']:g}, clip {setting['clip_norm']:g}, "
+            f"{setting['num_steps']} updates" + ("   VIOLATION" if row.violates else "")
+        )
+    return "\n".join(lines)
+
+
+def plot_audit(rows: Sequence[Row], scores: Mapping[float, Scores], path: Path) -> None:
+    """Histograms and ROC curves of each nominal ε, and the bounds beside the paper's, as one PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.2 * max(3, len(rows)), 6.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subfigures(2, 1)
+    for axes, row in zip(np.atleast_1d(upper.subplots(1, len(rows))), rows, strict=True):
+        _draw_histogram(axes, row, scores[row.epsilon])
+    left, right = lower.subplots(1, 2)
+    for row in rows:
+        curve = roc_curve(*scores[row.epsilon])
+        left.plot(curve.fpr, curve.tpr, label=f"ε = {row.epsilon:g}")
+    fewest = 1 / max(row.num_models for row in rows)
+    left.plot([fewest, 1], [fewest, 1], color="#9aa5b1", linewidth=0.8)
+    left.set(xscale="log", yscale="log", xlim=(fewest, 1), ylim=(fewest, 1))
+    left.set(xlabel="false positive rate", ylabel="true positive rate")
+    left.legend(frameon=False)
+    _draw_bounds(right, rows)
+    figure.savefig(path, dpi=130)
+
+
+def _draw_histogram(axes: Axes, row: Row, scores: Scores) -> None:
+    bins = score_histogram(*scores)
+    axes.stairs(bins["num_out"], bins["edges"], fill=True, alpha=0.5, label="without z")
+    axes.stairs(bins["num_in"], bins["edges"], fill=True, alpha=0.5, label="with z")
+    axes.set(title=f"nominal ε = {row.epsilon:g}", xlabel="− loss on z", yticks=[])
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_bounds(axes: Axes, rows: Sequence[Row]) -> None:
+    nominal = [row.epsilon for row in rows]
+    axes.plot(nominal, nominal, color="#9aa5b1", linewidth=0.8, label="nominal ε")
+    axes.plot(nominal, [row.ceiling for row in rows], "k:", linewidth=0.8, label="ceiling of this audit")
+    axes.plot(nominal, [row.lower_bound for row in rows], "o-", label="lower bound, 99.9 %")
+    known = [(row.epsilon, row.paper[0]) for row in rows if row.paper is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), "x--", label="De et al. (490,000 a side)")
+    axes.set(xlabel="nominal ε", ylabel="ε at least")
+    axes.legend(frameon=False, fontsize=8)

@@ -1,0 +1,146 @@
+"""sfumato audit mechanism: is the noise of every step as large as the accountant was told?"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sfumato.cli import echo_json
+from sfumato.cli.progress import duration
+
+if TYPE_CHECKING:
+    from sfumato.audit.mechanism import MechanismResult
+
+PARTS = ["views", "patients", "microbatches", "head", "ema", "resume"]
+FULL_SHARE, SAMPLED_SHARE = 0.9, 0.75
+
+
+@click.command()
+@click.option(
+    "--epsilon",
+    "epsilons",
+    multiple=True,
+    type=click.FloatRange(0, min_open=True),
+    default=(1.0, 2.0, 4.0, 8.0),
+    help="Nominal ε; repeat it.  [default: 1, 2, 4, 8]",
+)
+@click.option("--delta", default=1e-5, show_default=True, type=float)
+@click.option("--sampling-rate", default=1.0, show_default=True, type=float, help="q; 1: full batches.")
+@click.option("--num-steps", type=click.IntRange(1), help="Of each training.  [default: 1; 100 if sampled]")
+@click.option("--repetitions", type=click.IntRange(2), help="Trainings a side.  [default: what it takes]")
+@click.option("--over", multiple=True, type=click.Choice(PARTS), help="A part to train through; repeat it.")
+@click.option("--canary", default="input", show_default=True, type=click.Choice(["input", "gradient"]))
+@click.option("--confidence", default=0.95, show_default=True, type=float)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Scores, result and plots.")
+@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: cores]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(
+    epsilons: tuple[float, ...],
+    delta: float,
+    sampling_rate: float,
+    num_steps: int | None,
+    repetitions: int | None,
+    over: tuple[str, ...],
+    canary: str,
+    confidence: float,
+    out: Path | None,
+    workers: int | None,
+    as_json: bool,
+) -> None:
+    """Train thousands of tiny models through the product's own code, half of them with a canary, and bound ε.
+
+    The auditor sees every update. By default there are as many trainings as prove 90 % of the nominal ε (75 %
+    with sampling), with probability 95 %, if nothing is wrong. The same command with the same --out goes on
+    where it was stopped. Exit code 1: more was found than is promised.
+    """
+    from sfumato.audit.mechanism import MechanismAudit, enough_repetitions, run_mechanism_audit
+
+    share = FULL_SHARE if sampling_rate == 1 else SAMPLED_SHARE
+    audits = [
+        MechanismAudit(
+            epsilon=epsilon,
+            delta=delta,
+            sampling_rate=sampling_rate,
+            num_steps=num_steps or (1 if sampling_rate == 1 else 100),
+            over=over,
+            canary=canary,
+            confidence=confidence,
+        )
+        for epsilon in epsilons
+    ]
+    for audit in audits:
+        audit.check()
+    results, scores, began = [], [], time.monotonic()
+    for audit in audits:
+        result, sides = run_mechanism_audit(
+            audit,
+            repetitions=repetitions or enough_repetitions(audit, share=share),
+            scores=None if out is None else out / f"scores-{audit.epsilon:g}.jsonl",
+            workers=workers or len(os.sched_getaffinity(0)),
+            on_progress=_Lines(audit.epsilon, quiet=as_json),
+        )
+        results.append(result)
+        scores.append(sides["likelihood"])
+        if not as_json:
+            _echo(result)
+    if out is not None:
+        _write(out, results, scores, audits)
+    if as_json:
+        seconds = time.monotonic() - began
+        echo_json({"results": [result.as_dict() for result in results], "seconds": seconds})
+    if any(result.violations for result in results):
+        sys.exit(1)
+
+
+def _write(out: Path, results: list, scores: list, audits: list) -> None:
+    from sfumato.audit.mechanism_plots import plot_mechanism
+    from sfumato.files import write_json
+
+    settings = [audit.identity() for audit in audits]
+    write_json(
+        out / "results.json",
+        [
+            {"settings": setting, **result.as_dict()}
+            for setting, result in zip(settings, results, strict=True)
+        ],
+    )
+    plot_mechanism(results, scores, [out / "audit.png", out / "audit.svg"])
+
+
+def _echo(result: MechanismResult) -> None:
+    click.echo(
+        f"ε = {result.nominal_epsilon:.3g} promised   at least {result.epsilon:.3g} found "
+        f"({100 * result.share:.0f} %, {100 * result.confidence:g} % sure)   "
+        f"at most {result.ceiling:.3g} could have been   {result.repetitions:,} trainings a side"
+    )
+    click.echo(
+        f"    noise multiplier {result.measured_noise_multiplier:.4g} measured, "
+        f"{result.noise_multiplier:.4g} accounted   nothing assumed: ε at least "
+        f"{result.clopper_pearson_epsilon:.3g}"
+    )
+    for violation in result.violations:
+        click.secho(f"    VIOLATION  {violation}", fg="red", bold=True)
+
+
+class _Lines:
+    """A line every ten seconds: how far, how fast, how long still."""
+
+    def __init__(self, epsilon: float, *, quiet: bool) -> None:
+        self.epsilon, self.quiet = epsilon, quiet
+        self.began, self.last, self.first = 0.0, 0.0, 0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if not self.began:  # starting processes takes its time, and is no measure of what is left
+            self.began, self.first, self.last = now, done, now
+        if self.quiet or (now - self.last < 10 and done < total):
+            return
+        self.last = now
+        speed = max(done - self.first, 1) / max(now - self.began, 1e-9)
+        left = duration((total - done) / speed)
+        click.echo(f"ε = {self.epsilon:g}   {done:,}/{total:,} pairs of trainings   {left} left", err=True)
