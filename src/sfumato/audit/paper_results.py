@@ -90,21 +90,30 @@ def _threshold(scores_in: np.ndarray, scores_out: np.ndarray, delta: float) -> f
 
 def table_text(rows: Sequence[Row]) -> str:
     """The rows for people."""
-    lines = [
-        f"{'nominal':>8} {'models':>8} {'ε at least':>11} {'(paper)':>8} {'ceiling':>8} {'AUC':>6} {'(paper)':>8} "
-        f"{'advantage':>10} {'(paper)':>8} {'at most':>8}   setting"
-    ]
+    titles = (
+        "nominal",
+        "models",
+        "ε at least",
+        "(paper)",
+        "ceiling",
+        "AUC",
+        "(paper)",
+        "advantage",
+        "(paper)",
+    )
+    lines = ["".join(f"{title:>11}" for title in (*titles, "at most")) + "   setting"]
     for row in rows:
-        paper = (
-            ["-"] * 3 if row.paper is None else [f"{row.paper[0]:.3f}", *map("{:.2f}".format, row.paper[1:])]
+        bound, area, advantage = ("-",) * 3 if row.paper is None else map("{:g}".format, row.paper)
+        values = (
+            *(f"{row.epsilon:g}", f"{row.num_models:,}", f"{row.lower_bound:.3f}", bound),
+            *(f"{row.ceiling:.2f}", f"{row.auc:.3f}", area, f"{row.advantage:.3f}", advantage),
+            f"{row.advantage_upper_bound:.2f}",
         )
-        setting = row.setting
-        lines.append(
-            f"{row.epsilon:8g} {row.num_models:8,} {row.lower_bound:11.3f} {paper[0]:>8} {row.ceiling:8.2f} "
-            f"{row.auc:6.3f} {paper[1]:>8} {row.advantage:10.3f} {paper[2]:>8} {row.advantage_upper_bound:8.2f}   "
-            f"{setting['canary']}, rate {setting['learning_rate']:g}, clip {setting['clip_norm']:g}, "
-            f"{setting['num_steps']} updates" + ("   VIOLATION" if row.violates else "")
+        setting = "{canary}, rate {learning_rate:g}, clip {clip_norm:g}, {num_steps} updates".format(
+            **row.setting
         )
+        note = "   VIOLATION" if row.violates else ""
+        lines.append("".join(f"{value:>11}" for value in values) + f"   {setting}{note}")
     return "\n".join(lines)
 
 
