@@ -40,12 +40,6 @@ def thresholds_uncorrected(patch):
     rewrite(patch, "sfumato.audit.thresholds:simultaneous_bounds", "miss / (2 * len(thresholds))", "miss / 2")
 
 
-@fault("audit-ties-counted-not-ranked", tests=(TOGETHER,))
-def ties_counted_not_ranked(patch):
-    """An order statistic that is tied gets the bound of the errors it made, not of its rank."""
-    rewrite(patch, "sfumato.audit.thresholds:simultaneous_bounds", "ranks_out - 1", "positives[:split]")
-
-
 @fault("audit-delta-dropped", tests=(DELTA,))
 def delta_dropped(patch):
     """ε as if δ were 0."""
@@ -58,7 +52,7 @@ def mu_turned_round(patch):
     rewrite(
         patch,
         "sfumato.audit.bounds:mu_of_errors",
-        "np.maximum(-ndtri(fpr) - ndtri(fnr), 0.0)",
+        "-ndtri(fpr) - ndtri(fnr)",
         "np.abs(np.nan_to_num(-ndtri(fpr) - ndtri(fnr), neginf=0.0))",
     )
 

@@ -142,7 +142,7 @@ def test_the_bound_solves_its_own_equation_and_the_ceiling_is_every_guess_right(
     )
 
 
-def test_published_figures_are_met() -> None:
+def test_the_ceiling_has_its_closed_form_and_only_delta_charges_for_more_canaries() -> None:
     # Pure ε with every one of r guesses right: q^r = 0.05, so ε = log(q / (1 - q)).
     chance = 0.05 ** (1 / 1000)
     assert one_run_epsilon(1000, 1000, 1000, delta=0.0) == pytest.approx(math.log(chance / (1 - chance)))

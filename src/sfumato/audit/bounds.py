@@ -69,8 +69,8 @@ def clopper_pearson_bound(
         bounds,
         index,
         threshold,
-        epsilon=float(objective(bounds.fpr_upper, bounds.fnr_upper)[index]),
-        ceiling=float(objective(*bounds.flawless())[0]),
+        epsilon=max(0.0, float(objective(bounds.fpr_upper, bounds.fnr_upper)[index])),
+        ceiling=max(0.0, float(objective(*bounds.flawless())[0])),
         mu=None,
         delta=delta,
         confidence=confidence,
@@ -95,7 +95,7 @@ def gdp_bound(
     """
     check_delta(delta)
     bounds, index = _choose(scores_in, scores_out, mu_of_errors, confidence, threshold, max_candidates, seed)
-    mu = float(mu_of_errors(bounds.fpr_upper, bounds.fnr_upper)[index])
+    mu = max(0.0, float(mu_of_errors(bounds.fpr_upper, bounds.fnr_upper)[index]))
     return _bound(
         "gdp",
         bounds,
@@ -112,19 +112,19 @@ def gdp_bound(
 def epsilon_of_errors(
     fpr: NDArray[np.float64], fnr: NDArray[np.float64], delta: float
 ) -> NDArray[np.float64]:
-    """The smallest ε ≥ 0 at which (ε, δ)-DP allows a test with these error rates."""
-    with np.errstate(divide="ignore"):  # no room left above δ: -inf, which becomes 0
+    """The smallest ε at which (ε, δ)-DP allows a test with these error rates; below 0 they show nothing."""
+    with np.errstate(divide="ignore"):  # no room left above δ: -inf
         forward = np.log(np.maximum(1 - fnr - delta, 0)) - np.log(fpr)
         backward = np.log(np.maximum(1 - fpr - delta, 0)) - np.log(fnr)
-    return np.maximum(np.maximum(forward, backward), 0.0)
+    return np.maximum(forward, backward)
 
 
 def mu_of_errors(fpr: NDArray[np.float64], fnr: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The smallest μ ≥ 0 at which μ-GDP allows a test with these error rates.
+    """The smallest μ at which μ-GDP allows a test with these error rates; below 0 they show nothing.
 
-    Errors of more than 1 in sum show nothing: turning such a test round would need lower bounds of its rates.
+    Such a test must not be turned round: that would need lower bounds of its rates, and these are upper ones.
     """
-    return np.maximum(-ndtri(fpr) - ndtri(fnr), 0.0)
+    return -ndtri(fpr) - ndtri(fnr)
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:

@@ -53,7 +53,7 @@ def one_run_bound(
     num_guesses: int | Sequence[int] | None = None,
     sides: Sides = "both",
 ) -> OneRunBound:
-    """ε from below by Steinke et al. 2023, theorem 5.2.
+    """ε from below by Steinke et al. 2023.
 
     ``num_guesses`` is one number fixed beforehand, or several (None: a grid) that divide the allowed misses,
     so that the best may be taken. ``sides``, fixed beforehand too, says whether inclusions, exclusions or as
@@ -189,9 +189,9 @@ def _gdp_refuted(
     """Whether P[correct ≥ v] > ``miss`` would be impossible under μ-GDP.
 
     With p_i = P[i correct], right_v = Σ_{i≥v} i·p_i / m and wrong_v = Σ_{i≥v} (g − i)·p_i / m, flipping one
-    canary's coin shows right_v ≤ 1 − f(wrong_{v−1}) for every v (Mahloujifar et al. 2024, theorem 3.2's form
-    for two choices). From the assumed tail downwards this forces ever more probability at lower counts; if
-    the sum, g / m times a probability, passes g / m, the assumption was false.
+    canary's coin shows right_v ≤ 1 − f(wrong_{v−1}) for every v (Mahloujifar et al. 2024, for two choices;
+    1 − f is concave, so canaries may be averaged). From the assumed tail downwards this forces ever more
+    probability at lower counts; if the sum, g / m times a probability, passes g / m, it was false.
     """
     whole = num_guesses / num_canaries
     right = np.full(mu.shape, miss * num_correct / num_canaries)

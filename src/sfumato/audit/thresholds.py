@@ -24,7 +24,8 @@ from sfumato.errors import ConfigError
 
 Threshold = Literal["split", "bonferroni"] | float
 Objective = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
-MAX_CANDIDATES = 64  # a side; finer ranks cost more in the correction than they find
+MAX_CANDIDATES = 12  # a side; finer ranks cost more in the correction than they find
+MAX_TRIED = 64  # a side, on the half that only chooses
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def choose_threshold(
         random = np.random.default_rng(seed)
         (tried_in, judged_in), (tried_out, judged_out) = divide(scores_in, random), divide(scores_out, random)
         # By bounds that hold together: the luckiest of the extreme thresholds would not be lucky again.
-        tried = simultaneous_bounds(tried_in, tried_out, miss, max_candidates)
+        tried = simultaneous_bounds(tried_in, tried_out, miss, MAX_TRIED)
         return bounds_at(judged_in, judged_out, tried.thresholds[[tried.best(objective)]], miss)
     if isinstance(threshold, str) or not np.isfinite(threshold):
         raise ConfigError(
@@ -87,16 +88,17 @@ def bounds_at(
     scores_in: Scores, scores_out: Scores, thresholds: NDArray[np.float64], miss: float
 ) -> ErrorBounds:
     """Bounds at thresholds that do not depend on these scores; each pair holds with 1 − ``miss``."""
+    each = miss / 2
     positives, negatives = count_errors(scores_in, scores_out, thresholds)
     return ErrorBounds(
         thresholds=thresholds,
         false_positives=positives,
         false_negatives=negatives,
-        fpr_upper=upper_rate(positives, len(scores_out), miss / 2),
-        fnr_upper=upper_rate(negatives, len(scores_in), miss / 2),
+        fpr_upper=upper_rate(positives, len(scores_out), each),
+        fnr_upper=upper_rate(negatives, len(scores_in), each),
         num_in=len(scores_in),
         num_out=len(scores_out),
-        miss_each=miss / 2,
+        miss_each=each,
     )
 
 
