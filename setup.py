@@ -1,4 +1,4 @@
-"""The compiled kernels of sfumato.gradients; everything else is in pyproject.toml.
+"""The compiled kernels of sfumato.gradients and sfumato.audit; everything else is in pyproject.toml.
 
 They are optional: without a C compiler the package is the same, somewhat slower.
 """
@@ -12,7 +12,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 
 PLACE = "src/sfumato/gradients/kernels"
-UNIX = ["-O3", "-std=gnu11", "-Wall", "-Wextra"]
+UNIX = ["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Wno-psabi"]
 # Threads; else one thread with sums in vectors (Apple's compiler has no OpenMP); else plain C.
 WAYS = (
     (["-fopenmp"], ["-fopenmp"]),
@@ -23,6 +23,8 @@ EXPORTS = (
     *("kernels_version", "kernels_lanes", "channel_sums", "group_norm_backward"),
     *("filter_moments", "unit_filters", "head_sums"),
 )
+LENET = "sfumato.audit._lenet"
+LENET_EXPORTS = ("lenet_forward", "lenet_backward", "lenet_kept")
 
 
 class BuildKernels(build_ext):
@@ -43,7 +45,7 @@ class BuildKernels(build_ext):
 
     def get_export_symbols(self, extension: Extension) -> list[str]:
         """Windows exports what is named: a library of C functions, not a Python module with its PyInit."""
-        return list(EXPORTS)
+        return list(LENET_EXPORTS if extension.name == LENET else EXPORTS)
 
 
 setup(
@@ -54,6 +56,8 @@ setup(
             sources=sorted(glob(f"{PLACE}/*.c")),
             depends=sorted(glob(f"{PLACE}/*.h")),
             optional=True,
-        )
+        ),
+        # vectors wider than the oldest processor's are passed between functions that are always inlined
+        Extension(LENET, sources=["src/sfumato/audit/lenet.c"], optional=True),
     ],
 )

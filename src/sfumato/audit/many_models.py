@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
-from sfumato.audit.lenet_passes import image_windows, unit_gradients
+from sfumato.audit.lenet_passes import unit_gradients
 from sfumato.data import ImageSet
 from sfumato.gradients import ClippedSum, Clipping
 from sfumato.gradients.clipped import FLAT, MARGIN_IN_EPS
@@ -29,8 +29,7 @@ from sfumato.training import fit
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.inputs import Units, Views
 
-ROWS_AT_ONCE = 128  # what the layers keep of them fits in a cache
-MAX_KEPT = 2048  # examples whose windows are kept for the whole training: 58 MB
+ROWS_AT_ONCE = 256  # what the layers keep of them fits in a cache
 
 
 def stack(model: nn.Module, count: int) -> nn.Module:
@@ -81,14 +80,13 @@ class ManySums:
     clip_norm: float
     source: RandomSource
     clipping: Clipping = FLAT
-    kept: Tensor | None = field(
-        init=False, default=None
-    )  # windows of all examples, if they are fixed and few
+    fixed: Tensor | None = field(init=False, default=None)  # all examples as inputs, if they have no views
 
     def __post_init__(self) -> None:
-        if not self.inputs.count and len(self.data) <= MAX_KEPT:
+        if not self.inputs.count:
             units = paired_units(self.data, 1)
-            object.__setattr__(self, "kept", self._drawn_windows(units, torch.arange(len(units)), None))
+            randomness = UnitRandomness(self.source, purpose="augmentation", step=0)
+            object.__setattr__(self, "fixed", self._drawn(units, torch.arange(len(units)), randomness))
 
     @property
     def num_units(self) -> int:
@@ -102,10 +100,10 @@ class ManySums:
         norms, losses = [], []
         for models, pairs, present in self._blocks(indices):
             weights = {name: value[models] for name, value in trained.items()}
-            windows = self._windows(units, pairs, randomness)
-            found = unit_gradients(weights, windows, self.data.labels[pairs // self.num_models])
+            images, image_of = self._images(units, pairs, randomness)
+            found = unit_gradients(weights, images, image_of, self.data.labels[pairs // self.num_models])
             squares = found.squared_norms()
-            margin = MARGIN_IN_EPS * torch.finfo(windows.dtype).eps
+            margin = MARGIN_IN_EPS * torch.finfo(images.dtype).eps
             factors = self.clipping.factors(squares, self.clip_norm, margin)
             counted = {name: value.view(present.shape) * present for name, value in factors.items()}
             for name, value in found.weighted_sums(counted).items():
@@ -143,19 +141,20 @@ class ManySums:
                 taken = bounds[models][:, None] + np.where(present, places, 0)
                 yield torch.from_numpy(models), indices[torch.from_numpy(taken)], torch.from_numpy(present)
 
-    def _windows(self, units: Units, pairs: Tensor, randomness: UnitRandomness) -> Tensor:
-        """(models, units, rows, 196, 36): the inputs of pairs (models, units)."""
-        if self.kept is not None:
-            return self.kept[pairs // self.num_models]
-        return self._drawn_windows(units, pairs.flatten(), randomness).unflatten(0, tuple(pairs.shape))
+    def _images(self, units: Units, pairs: Tensor, randomness: UnitRandomness) -> tuple[Tensor, Tensor]:
+        """Images (., 28, 28), and which of them the rows of ``pairs`` (models, units) are."""
+        if self.fixed is not None:
+            return self.fixed, (pairs // self.num_models)[:, :, None]
+        drawn = self._drawn(units, pairs.flatten(), randomness)
+        return drawn, torch.arange(len(drawn)).view(*pairs.shape, -1)
 
-    def _drawn_windows(self, units: Units, pairs: Tensor, randomness: UnitRandomness | None) -> Tensor:
-        """(pairs, rows, 196, 36), through the views of an ordinary training."""
+    def _drawn(self, units: Units, pairs: Tensor, randomness: UnitRandomness) -> Tensor:
+        """The rows of pairs, one pair's after another's, through the views of an ordinary training."""
         rows = max(1, self.inputs.count)
         parts = self.inputs.microbatches(
             units, pairs, max_rows=rows * len(pairs), randomness=randomness, device=torch.device("cpu")
         )
-        return image_windows(next(iter(parts)).inputs).unflatten(0, (-1, rows))
+        return next(iter(parts)).inputs[:, 0]
 
 
 def train_many(

@@ -54,7 +54,8 @@ class Task:
         """Under which its scores are kept: models of one distribution."""
         rate, clip, steps = self.setting.training
         side = f"in {self.setting.canary}" if self.member else "out"
-        return f"phase {self.phase} | epsilon {self.epsilon:g} | rate {rate:g} clip {clip:g} steps {steps} | {side}"
+        training = f"rate {rate:g} clip {clip:g} steps {steps}"
+        return f"phase {self.phase} | epsilon {self.epsilon:g} | {training} | {side}"
 
 
 @dataclass(frozen=True, kw_only=True)

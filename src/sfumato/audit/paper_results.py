@@ -12,7 +12,7 @@ import numpy as np
 from sfumato.audit.bounds import clopper_pearson_bound, epsilon_of_errors
 from sfumato.audit.curves import auc, largest_advantage, membership_advantage, roc_curve, score_histogram
 from sfumato.audit.paper_settings import PAPER_BOUNDS, Problem, Setting
-from sfumato.audit.thresholds import MAX_TRIED, bounds_at, order_statistics
+from sfumato.audit.thresholds import MAX_TRIED, Objective, simultaneous_bounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,11 +59,13 @@ def table_row(problem: Problem, epsilon: float, setting: Setting, scores: Scores
     if size < FEWEST:
         return None
     held = max(2, round(HELD_OUT * size))
+    chosen_on = scores[0][:held], scores[1][:held]
     inner, outer = (side[held:size] for side in scores)
-    threshold = _threshold(scores[0][:held], scores[1][:held], problem.delta)
+    threshold = _threshold(chosen_on, lambda fpr, fnr: epsilon_of_errors(fpr, fnr, problem.delta))
     bound = clopper_pearson_bound(
         inner, outer, delta=problem.delta, confidence=CONFIDENCE, threshold=threshold
     )
+    middle = _threshold(chosen_on, lambda fpr, fnr: 1 - fpr - fnr)
     area = auc(inner, outer)
     return Row(
         epsilon=epsilon,
@@ -75,36 +77,45 @@ def table_row(problem: Problem, epsilon: float, setting: Setting, scores: Scores
         confidence=CONFIDENCE,
         auc=area.value,
         auc_interval=(area.lower, area.upper),
-        advantage=membership_advantage(inner, outer).value,
+        advantage=membership_advantage(inner, outer, threshold=middle).value,
         advantage_upper_bound=largest_advantage(epsilon, problem.delta),
         paper=PAPER_BOUNDS[problem.num_examples].get(int(epsilon)) if epsilon == int(epsilon) else None,
     )
 
 
-def _threshold(scores_in: np.ndarray, scores_out: np.ndarray, delta: float) -> float:
-    """The threshold with the best bound on these scores."""
-    candidates = np.concatenate(order_statistics(scores_in, scores_out, MAX_TRIED)[:2])
-    tried = bounds_at(scores_in, scores_out, candidates, 1 - CONFIDENCE)
-    return float(candidates[tried.best(lambda fpr, fnr: epsilon_of_errors(fpr, fnr, delta))])
+def _threshold(scores: Scores, objective: Objective) -> float:
+    """The threshold whose upper error rates on these scores are best."""
+    # By bounds that hold together: the luckiest of the extreme thresholds would not be lucky again.
+    tried = simultaneous_bounds(*scores, 1 - CONFIDENCE, MAX_TRIED)
+    return float(tried.thresholds[tried.best(objective)])
 
 
 def table_text(rows: Sequence[Row]) -> str:
     """The rows for people."""
-    lines = [
-        f"{'nominal':>8} {'models':>8} {'ε at least':>11} {'(paper)':>8} {'ceiling':>8} {'AUC':>6} {'(paper)':>8} "
-        f"{'advantage':>10} {'(paper)':>8} {'at most':>8}   setting"
-    ]
+    titles = (
+        "nominal",
+        "models",
+        "ε at least",
+        "(paper)",
+        "ceiling",
+        "AUC",
+        "(paper)",
+        "advantage",
+        "(paper)",
+    )
+    lines = ["".join(f"{title:>11}" for title in (*titles, "at most")) + "   setting"]
     for row in rows:
-        paper = (
-            ["-"] * 3 if row.paper is None else [f"{row.paper[0]:.3f}", *map("{:.2f}".format, row.paper[1:])]
+        bound, area, advantage = ("-",) * 3 if row.paper is None else map("{:g}".format, row.paper)
+        values = (
+            *(f"{row.epsilon:g}", f"{row.num_models:,}", f"{row.lower_bound:.3f}", bound),
+            *(f"{row.ceiling:.2f}", f"{row.auc:.3f}", area, f"{row.advantage:.3f}", advantage),
+            f"{row.advantage_upper_bound:.2f}",
         )
-        setting = row.setting
-        lines.append(
-            f"{row.epsilon:8g} {row.num_models:8,} {row.lower_bound:11.3f} {paper[0]:>8} {row.ceiling:8.2f} "
-            f"{row.auc:6.3f} {paper[1]:>8} {row.advantage:10.3f} {paper[2]:>8} {row.advantage_upper_bound:8.2f}   "
-            f"{setting['canary']}, rate {setting['learning_rate']:g}, clip {setting['clip_norm']:g}, "
-            f"{setting['num_steps']} updates" + ("   VIOLATION" if row.violates else "")
+        setting = "{canary}, rate {learning_rate:g}, clip {clip_norm:g}, {num_steps} updates".format(
+            **row.setting
         )
+        note = "   VIOLATION" if row.violates else ""
+        lines.append("".join(f"{value:>11}" for value in values) + f"   {setting}{note}")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ from sfumato.training.inputs import Views
 
 LEARNING_RATES = (0.1, 0.5, 1.0)
 CLIP_NORMS = (0.1, 1.0, 10.0)
-# z by name -> (digit of a test image, label); None: an image that is no digit, for which the paper has no label
+# z by name -> (digit of a test image, label); None: an image that is no digit, whose label the paper omits
 CANARIES: Mapping[str, tuple[int | None, int]] = {
     "noise": (None, 0),
     "blank": (None, 0),

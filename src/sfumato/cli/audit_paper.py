@@ -60,8 +60,7 @@ def command(
 ) -> None:
     """Train thousands of LeNets with and without an example z, and bound ε by how well they are told apart.
 
-    The same command goes on where it was stopped. With |D| = 60,000 a model takes minutes, not a fraction of a
-    second.
+    The same command goes on where it was stopped. With |D| = 60,000 a model takes minutes.
     """
     from sfumato.audit.paper import PaperAudit
     from sfumato.audit.paper_settings import PROBLEMS
