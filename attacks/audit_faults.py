@@ -1,9 +1,9 @@
-"""Does the audit bite? Faults are planted one at a time, and `audit mechanism` runs over each part of the product.
+"""Does the audit bite? Faults are planted one at a time; `audit mechanism` runs over every part of the code.
 
     python attacks/audit_faults.py [NAME ...] [--repetitions 300] [--json FILE]
 
-A cell is the lower bound of ε beside the promised one, and a mark if a violation was reported. A blind spot is
-a fault that the audit's training does not pass through, or that leaves the guarantee whole.
+A cell is the lower bound of ε beside the promised one, and a mark if a violation was reported. A blind spot
+is a fault that the audit's training does not pass through, or that leaves the guarantee whole.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def audited(name: str, *, repetitions: int, audits: tuple[str, ...] = tuple(AUDI
     """Each audit of the product with this fault in it."""
     cells = {}
     for column in audits:
-        audit = dataclasses.replace(AUDITS[column])  # its own models: a planted fault must not outlive its row
+        audit = dataclasses.replace(
+            AUDITS[column]
+        )  # its own models: a planted fault must not outlive its row
         audit.plan  # noqa: B018, the promise is made before the fault is planted
         with planted(name):
             try:
@@ -144,7 +146,9 @@ def main() -> int:
     print("| fault | " + " | ".join(AUDITS) + " |\n" + "|---" * (len(AUDITS) + 1) + "|", flush=True)
     for name in arguments.names or EXPECTED:
         table[name] = audited(name, repetitions=arguments.repetitions)
-        print(f"| {name} | " + " | ".join(cell_text(cell) for cell in table[name].values()) + " |", flush=True)
+        print(
+            f"| {name} | " + " | ".join(cell_text(cell) for cell in table[name].values()) + " |", flush=True
+        )
         surprises += sum(bool(cell["violations"]) != cell["expected"] for cell in table[name].values())
         if arguments.json:
             arguments.json.write_text(json.dumps(table, indent=1))

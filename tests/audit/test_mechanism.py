@@ -43,7 +43,9 @@ def one_thread():
 )
 def test_the_canary_moves_every_step_by_exactly_the_clip_norm(over, canary):
     # so little noise that one training shows it
-    plan = Plan(num_examples=10, batch_size=10, num_steps=4, noise_multiplier=1e-3, delta=1e-5, sampling="full")
+    plan = Plan(
+        num_examples=10, batch_size=10, num_steps=4, noise_multiplier=1e-3, delta=1e-5, sampling="full"
+    )
     pipeline = Pipeline(plan=plan, over=frozenset(over), canary=canary)
     seen, unseen = pipeline.observe(member=True), pipeline.observe(member=False)
     assert np.allclose(seen.projections, 1.0, atol=0.01)
@@ -93,7 +95,7 @@ def test_the_family_s_bound_returns_the_epsilon_whose_errors_it_is_given(sampled
 
 
 def test_the_sum_of_unequal_error_rates_is_bounded_as_often_as_promised():
-    """All errors counted as one binomial: valid for unequal rates, and not by a wide margin for equal ones."""
+    """All errors counted as one binomial: valid for unequal rates, with little margin for equal ones."""
     random = np.random.default_rng(1)
     for rates in ((0.05, 0.35), (0.2, 0.2), (0.0, 0.4), (0.4, 0.0)):
         errors = random.binomial(200, rates[0], 20_000) + random.binomial(200, rates[1], 20_000)
@@ -116,7 +118,9 @@ def test_over_20_audits_the_bound_is_never_above_nominal_beyond_its_confidence()
 def test_half_the_noise_is_a_violation(monkeypatch):
     from sfumato.privacy.plan import Plan
 
-    assert not run_mechanism_audit(EXACT, repetitions=60)[0].measured_noise_upper < EXACT.plan.noise_multiplier
+    assert (
+        not run_mechanism_audit(EXACT, repetitions=60)[0].measured_noise_upper < EXACT.plan.noise_multiplier
+    )
     original = Plan.noise
     monkeypatch.setattr(
         Plan,

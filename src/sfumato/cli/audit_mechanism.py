@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -15,6 +15,7 @@ from sfumato.cli.progress import duration
 
 if TYPE_CHECKING:
     from sfumato.audit.mechanism import MechanismResult
+    from sfumato.audit.pipeline import Canary, Part
 
 PARTS = ["views", "patients", "microbatches", "head", "ema", "resume"]
 FULL_SHARE, SAMPLED_SHARE = 0.9, 0.75
@@ -67,8 +68,8 @@ def command(
             delta=delta,
             sampling_rate=sampling_rate,
             num_steps=num_steps or (1 if sampling_rate == 1 else 100),
-            over=over,
-            canary=canary,
+            over=cast("tuple[Part, ...]", over),  # click has checked the words
+            canary=cast("Canary", canary),
             confidence=confidence,
         )
         for epsilon in epsilons

@@ -91,7 +91,7 @@ class Schedule:
     @property
     def rate(self) -> float:
         """The rate of the next step."""
-        return self.learning_rate * self._scheduler.get_last_lr()[0]
+        return self.learning_rate * float(self._scheduler.get_last_lr()[0])
 
     def advance(self) -> None:
         """A step was taken."""
