@@ -1,7 +1,7 @@
 """Draw which part of the package imports which: python docs/import_graph.py [FILE.svg]
 
-Parts stand in the order that tests/test_architecture.py holds, the mechanism at the bottom. Every arrow points
-down; the script fails if one does not.
+Parts stand in the order that tests/test_architecture.py holds, the mechanism at the bottom. Every arrow
+points down; the script fails if one does not.
 """
 
 from __future__ import annotations
