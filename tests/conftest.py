@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,12 @@ from PIL import Image
 # Before torch is imported, and for commands that tests start: on small tensors a second thread only waits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
+# Shapes in annotations are checked at every call in these; ``clipped`` checks what it is given by itself.
+SHAPED = [f"sfumato.gradients.{name}" for name in ("clipping", "piece", "segments")]
+if find_spec("jaxtyping") and find_spec("beartype"):
+    from jaxtyping import install_import_hook
+
+    install_import_hook(SHAPED, "shape_checking.checked")
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,8 @@ from torch import Tensor
 from sfumato.errors import ConfigError, PrivacyError
 
 if TYPE_CHECKING:
+    from jaxtyping import Float, Float64
+
     from sfumato.randomness import RandomSource
 
 __all__ = ["add_noise", "gaussian", "lattice_spacing"]
@@ -41,7 +43,7 @@ _LATTICE_BITS = 16  # spacing of the result lattice, in binary digits below the 
 
 def gaussian(
     shape: int | tuple[int, ...], *, stddev: float, source: RandomSource, step: int, purpose: str = "noise"
-) -> Tensor:
+) -> Float64[Tensor, "*shape"]:
     """Independent N(0, stddev²) samples in float64, on the CPU.
 
     Guarantee: exact in float64 up to 9.4 standard deviations; what lies beyond has probability 2^-64.
@@ -87,8 +89,13 @@ def lattice_spacing(stddev: float) -> float:
 
 
 def add_noise(
-    gradients: Mapping[str, Tensor], *, stddev: float, source: RandomSource, step: int, purpose: str = "noise"
-) -> dict[str, Tensor]:
+    gradients: Mapping[str, Float[Tensor, "..."]],
+    *,
+    stddev: float,
+    source: RandomSource,
+    step: int,
+    purpose: str = "noise",
+) -> dict[str, Float[Tensor, "..."]]:
     """The tensors plus Gaussian noise, rounded to a public lattice; same shapes, dtypes and devices.
     Guarantee: every coordinate gets its own noise of ``stddev``, drawn in one call for all tensors.
     The low bits of the result carry nothing of the input (see the module's text). Tensors that are not

@@ -13,6 +13,8 @@ from torch import Tensor
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
+    from jaxtyping import Int64
+
     from sfumato.randomness import RandomSource
 
 __all__ = ["FullBatch", "PoissonSampling"]
@@ -38,12 +40,14 @@ class PoissonSampling:
             )
         _check_num_steps(self.num_steps)
 
-    def batches(self, num_units: int, source: RandomSource, start_step: int = 0) -> Iterator[Tensor]:
+    def batches(
+        self, num_units: int, source: RandomSource, start_step: int = 0
+    ) -> Iterator[Int64[Tensor, "chosen"]]:
         """Indices of the units of each step from ``start_step`` on, ascending, int64."""
         for step in range(start_step, self.num_steps):
             yield self.batch(num_units, source, step)
 
-    def batch(self, num_units: int, source: RandomSource, step: int) -> Tensor:
+    def batch(self, num_units: int, source: RandomSource, step: int) -> Int64[Tensor, "chosen"]:
         """Indices of the units of one step."""
         if self.sampling_rate == 1:
             return torch.arange(num_units)
@@ -69,7 +73,9 @@ class FullBatch:
             )
         _check_num_steps(self.num_steps)
 
-    def batches(self, num_units: int, source: RandomSource, start_step: int = 0) -> Iterator[Tensor]:
+    def batches(
+        self, num_units: int, source: RandomSource, start_step: int = 0
+    ) -> Iterator[Int64[Tensor, "chosen"]]:
         """All indices at each step from ``start_step`` on."""
         for _ in range(start_step, self.num_steps):
             yield torch.arange(num_units)

@@ -15,6 +15,7 @@ from sfumato.gradients.clipping import Clipping, FlatClipping, total_norms
 from sfumato.gradients.passes import record
 from sfumato.gradients.piece import Piece, working_dtype
 from sfumato.gradients.segments import Segments, check_unit_index, microbatches, singletons
+from sfumato.gradients.shapes import Float, Float64, Int64, Shaped
 from sfumato.gradients.stochastic import Generators, Randomness, RowDraws, check_unit_ids
 from sfumato.gradients.suitability import check_suitable
 
@@ -33,9 +34,9 @@ class ClippedSum:
     Everything but ``sensitivity`` is computed from private data.
     """
 
-    gradients: dict[str, Tensor]  # parameter name -> tensor, float64
-    norms: Tensor  # one per unit, before clipping, float64
-    losses: Tensor  # one per unit, the mean over its rows
+    gradients: dict[str, Float64[Tensor, "..."]]  # by the parameter's name, in its shape
+    norms: Float64[Tensor, "units"]  # before clipping
+    losses: Float[Tensor, "units"]  # the mean over a unit's rows
     sensitivity: float
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)  # of the parameters, for the noisy sum
 
@@ -52,16 +53,16 @@ class ClippedSum:
 
 def clipped_sum(
     model: nn.Module,
-    inputs: Tensor,
-    targets: Tensor,
+    inputs: Shaped[Tensor, "rows ..."],
+    targets: Shaped[Tensor, "rows ..."],
     *,
     clip_norm: float,
     loss: Callable[..., Tensor] = cross_entropy,
-    unit_index: Tensor | None = None,
+    unit_index: Int64[Tensor, "rows"] | None = None,
     microbatch_size: int | None = None,
     clipping: Clipping = FLAT,
     randomness: Randomness | None = None,
-    unit_ids: Tensor | None = None,
+    unit_ids: Int64[Tensor, "units"] | None = None,
     choices: Choices | None = None,
 ) -> ClippedSum:
     """Sum over units of each unit's gradient, clipped.
@@ -190,7 +191,7 @@ def _add_clipped(
     clip_norm: float,
     clipping: Clipping,
     eps: float,
-) -> Tensor:
+) -> Float64[Tensor, "units"]:
     """Add the pieces' clipped sum to ``totals``, letting go of each piece; returns the units' norms."""
     if not pieces:
         return torch.zeros(segments.num_units, dtype=torch.float64, device=segments.sizes.device)

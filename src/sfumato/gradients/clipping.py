@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import ConfigError
+from sfumato.gradients.shapes import Float, Float64
 
 SMALLEST = torch.finfo(torch.float32).tiny  # below it float32 has no full precision
 
-SquaredNorms = Mapping[str, Tensor]  # parameter name -> float64 (units,)
+SquaredNorms = Mapping[str, Float64[Tensor, "units"]]  # by the parameter's name
+Factors = dict[str, Float64[Tensor, "units"]]  # by the parameter's name
 
 
 class Clipping(Protocol):
@@ -27,17 +29,19 @@ class Clipping(Protocol):
         """The most that one unit can move the sum."""
         ...
 
-    def factors(self, squared_norms: SquaredNorms, clip_norm: float, margin: float) -> dict[str, Tensor]:
+    def factors(self, squared_norms: SquaredNorms, clip_norm: float, margin: float) -> Factors:
         """For each parameter, the factor of each unit."""
         ...
 
 
-def total_norms(squared_norms: SquaredNorms) -> Tensor:
+def total_norms(squared_norms: SquaredNorms) -> Float64[Tensor, "units"]:
     """Each unit's norm over all parameters together, float64."""
     return torch.stack(list(squared_norms.values())).sum(dim=0).sqrt()
 
 
-def clip_factors(norms: Tensor, clip_norm: float, margin: float = 0.0) -> Tensor:
+def clip_factors(
+    norms: Float[Tensor, "units"], clip_norm: float, margin: float = 0.0
+) -> Float[Tensor, "units"]:
     """Factor that brings each unit's gradient to norm at most ``clip_norm``.
 
     Guarantee: factor * norm <= clip_norm * (1 - margin), where the margin covers the rounding of
@@ -58,7 +62,7 @@ class FlatClipping:
     def sensitivity(self, clip_norm: float) -> float:
         return clip_norm
 
-    def factors(self, squared_norms: SquaredNorms, clip_norm: float, margin: float) -> dict[str, Tensor]:
+    def factors(self, squared_norms: SquaredNorms, clip_norm: float, margin: float) -> Factors:
         factors = clip_factors(total_norms(squared_norms), clip_norm, margin)
         return dict.fromkeys(squared_norms, factors)
 
@@ -84,7 +88,7 @@ class AutomaticClipping:
     def sensitivity(self, clip_norm: float) -> float:
         return clip_norm
 
-    def factors(self, squared_norms: SquaredNorms, clip_norm: float, margin: float) -> dict[str, Tensor]:
+    def factors(self, squared_norms: SquaredNorms, clip_norm: float, margin: float) -> Factors:
         norms = total_norms(squared_norms)
         factors = clip_norm * (1 - margin) / (norms + self.stability)
         return dict.fromkeys(squared_norms, torch.where(norms.isfinite(), factors, 0.0))
@@ -104,14 +108,14 @@ class PerLayerClipping:
     def sensitivity(self, clip_norm: float) -> float:
         return clip_norm
 
-    def factors(self, squared_norms: SquaredNorms, clip_norm: float, margin: float) -> dict[str, Tensor]:
+    def factors(self, squared_norms: SquaredNorms, clip_norm: float, margin: float) -> Factors:
         layers: dict[str, list[str]] = {}
         for name in squared_norms:
             layers.setdefault(name.rpartition(".")[0], []).append(name)
         share = {layer: self.weights(layer) if self.weights else 1.0 for layer in layers}
         whole = math.sqrt(sum(value**2 for value in share.values()))
         finite = total_norms(squared_norms).isfinite()
-        result: dict[str, Tensor] = {}
+        result: Factors = {}
         for layer, names in layers.items():
             norms = total_norms({name: squared_norms[name] for name in names})
             factors = clip_factors(norms, clip_norm * share[layer] / whole, margin)

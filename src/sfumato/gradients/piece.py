@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sfumato.gradients.shapes import Float, Float64, Shaped
+
 ROUNDING_GUARD = 256  # how much larger than rounding a Gram norm must be to be taken as it is
 UNITS_AT_ONCE = 8  # units whose gradients are added in the working precision; such sums are added in float64
 BLOCK = 4096  # values whose squares are added in the tensor's own precision; blocks are added in float64
@@ -22,14 +24,14 @@ BLOCK = 4096  # values whose squares are added in the tensor's own precision; bl
 class Piece(Protocol):
     """One parameter's share in the units' gradients."""
 
-    squared_norms: Tensor  # (units,), float64
+    squared_norms: Float64[Tensor, "units"]
 
     @property
     def held_bytes(self) -> int:
         """Memory that it keeps for its sum, beside what the forward pass keeps anyway."""
         ...
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def weighted_sum(self, factors: Float[Tensor, "units"]) -> Float[Tensor, "*shape"]:
         """Sum over units of factor * gradient, in the parameter's shape and working precision or better."""
         ...
 
@@ -37,13 +39,13 @@ class Piece(Protocol):
 class UnitGradients(Piece, Protocol):
     """A piece that holds its units' gradients: what the first strategy of every rule gives."""
 
-    def per_unit(self) -> Tensor:
+    def per_unit(self) -> Float[Tensor, "units *shape"]:
         """Each unit's gradient of the parameter, (units, *parameter shape)."""
         ...
 
 
-def squared_norms(gradients: Tensor) -> Tensor:
-    """(units, ...) -> (units,): squared Euclidean norms, accumulated in float64."""
+def squared_norms(gradients: Float[Tensor, "units *rest"]) -> Float64[Tensor, "units"]:
+    """Squared Euclidean norms, accumulated in float64."""
     flat = gradients.reshape(len(gradients), -1)
     whole = flat.shape[1] // BLOCK * BLOCK
     parts = [flat[:, :whole].unflatten(1, (-1, BLOCK))] if whole else []
@@ -65,15 +67,17 @@ class Materialised:
     that gradient already. It is applied once, to the sum.
     """
 
-    gradients: Tensor
-    norms: Tensor | None = None  # squared, of the finished gradients, where they are known already
+    gradients: Float[Tensor, "units *shape"]
+    norms: Float64[Tensor, "units"] | None = (
+        None  # squared, of the finished gradients, where they are known already
+    )
     finish: Callable[[Tensor], Tensor] | None = None
-    squared_norms: Tensor = field(init=False)
+    squared_norms: Float64[Tensor, "units"] = field(init=False)
 
     def __post_init__(self) -> None:
         self.squared_norms = squared_norms(self.gradients) if self.norms is None else self.norms
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def weighted_sum(self, factors: Float[Tensor, "units"]) -> Float[Tensor, "*shape"]:
         total = weighted_sum(self.gradients, factors)
         return total if self.finish is None else self.finish(total)
 
@@ -81,7 +85,7 @@ class Materialised:
     def held_bytes(self) -> int:
         return self.gradients.nbytes
 
-    def per_unit(self) -> Tensor:
+    def per_unit(self) -> Float[Tensor, "units *shape"]:
         """Each unit's gradient of the parameter, (units, *parameter shape)."""
         if self.finish is None:
             return self.gradients
@@ -92,19 +96,23 @@ class Materialised:
 class Deferred:
     """Norms that were found without the gradients, and a way to form the weighted sum in one call."""
 
-    squared_norms: Tensor
+    squared_norms: Float64[Tensor, "units"]
     form_sum: Callable[[Tensor], Tensor]
 
     @property
     def held_bytes(self) -> int:
         return 0
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def weighted_sum(self, factors: Float[Tensor, "units"]) -> Float[Tensor, "*shape"]:
         return self.form_sum(factors)
 
 
-def gram_norms(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
-    """(units, positions, positions) twice, float64 -> (units,): the sum over all pairs of positions.
+def gram_norms(
+    first: Float64[Tensor, "units positions positions"],
+    second: Shaped[Tensor, "units positions positions"],
+    dtype: torch.dtype,
+) -> Float64[Tensor, "units"]:
+    """The sum over all pairs of positions.
 
     Guarantee: a unit's sum, formed in ``dtype`` afterwards, is not longer than its norm says beyond 1e-4 of
     it. Where large terms cancel, that sum is mostly rounding: eps * sqrt(positions) * sum of |x_s| |g_s| is
@@ -121,7 +129,9 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
+def weighted_sum(
+    gradients: Float[Tensor, "units *shape"], factors: Float[Tensor, "units"]
+) -> Float64[Tensor, "*shape"]:
     """Sum over units of factor * gradient, float64. A unit of factor 0 adds nothing, finite or not.
 
     Few units at a time are added in the working precision: of ``UNITS_AT_ONCE`` vectors of norm C it may lose
@@ -136,7 +146,9 @@ def weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
     return total.view(gradients.shape[1:])
 
 
-def zero_where_dropped(rows: Tensor, factors: Tensor) -> Tensor:
+def zero_where_dropped(
+    rows: Float[Tensor, "rows *rest"], factors: Float[Tensor, "rows"]
+) -> Float[Tensor, "rows *rest"]:
     """Rows whose factor is 0 become zeros: 0 * inf would not."""
     dropped = factors == 0
     if not dropped.any():

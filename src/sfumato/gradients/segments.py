@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import ConfigError
+from sfumato.gradients.shapes import Int64, Shaped
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Group:
     units: slice
     size: int  # rows of each unit
 
-    def split(self, rows: Tensor) -> Tensor:
+    def split(self, rows: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "group size *rest"]:
         """(all rows, ...) -> (units of this group, rows of each, ...), without a copy."""
         return rows[self.rows].unflatten(0, (-1, self.size))
 
@@ -27,20 +28,20 @@ class Group:
 class Segments:
     """Rows in an order in which a unit's rows are neighbours, and so are units of equal size."""
 
-    sizes: Tensor  # rows of each unit, ascending
+    sizes: Int64[Tensor, "units"]  # rows of each unit, ascending
     groups: tuple[Group, ...]
 
     @property
     def num_units(self) -> int:
         return len(self.sizes)
 
-    def per_row(self, per_unit: Tensor) -> Tensor:
+    def per_row(self, per_unit: Shaped[Tensor, "units *rest"]) -> Shaped[Tensor, "rows *rest"]:
         """One value per unit, repeated for each of its rows."""
         if len(self.groups) == 1 and self.groups[0].size == 1:
             return per_unit
         return per_unit.repeat_interleave(self.sizes, dim=0)
 
-    def sum(self, rows: Tensor) -> Tensor:
+    def sum(self, rows: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "units *rest"]:
         """(rows, ...) -> (units, ...): the sum over each unit's rows."""
         if len(self.groups) == 1 and self.groups[0].size == 1:
             return rows
@@ -53,7 +54,7 @@ def singletons(num_rows: int, device: torch.device) -> Segments:
     return Segments(sizes, (Group(slice(0, num_rows), slice(0, num_rows), 1),) if num_rows else ())
 
 
-def segments_of(sizes: Tensor) -> Segments:
+def segments_of(sizes: Int64[Tensor, "units"]) -> Segments:
     """Segments for units of these sizes, which must be ascending and positive."""
     groups, row, unit = [], 0, 0
     values, counts = torch.unique_consecutive(sizes, return_counts=True)
@@ -63,13 +64,16 @@ def segments_of(sizes: Tensor) -> Segments:
     return Segments(sizes, tuple(groups))
 
 
-def check_unit_index(unit_index: Tensor, num_rows: int) -> None:
+def check_unit_index(unit_index: object, num_rows: int) -> None:
     """Refuse an index that does not give each row a unit, or a unit without rows."""
-    is_tensor = isinstance(unit_index, Tensor)
-    if not is_tensor or unit_index.shape != (num_rows,) or unit_index.dtype != torch.int64:
+    if (
+        not isinstance(unit_index, Tensor)
+        or unit_index.shape != (num_rows,)
+        or unit_index.dtype != torch.int64
+    ):
         given = (
             f"has shape {tuple(unit_index.shape)} and dtype {unit_index.dtype}"
-            if is_tensor
+            if isinstance(unit_index, Tensor)
             else "is no tensor"
         )
         raise ConfigError(
@@ -87,7 +91,9 @@ def check_unit_index(unit_index: Tensor, num_rows: int) -> None:
         )
 
 
-def microbatches(unit_index: Tensor, max_rows: int) -> list[tuple[Tensor | slice, Tensor, Segments]]:
+def microbatches(
+    unit_index: Int64[Tensor, "rows"], max_rows: int
+) -> list[tuple[Int64[Tensor, "some"] | slice, Int64[Tensor, "chosen"], Segments]]:
     """Rows in passes of at most ``max_rows``, as (rows, units, segments); no unit is ever split.
 
     A unit larger than ``max_rows`` has a pass to itself.
