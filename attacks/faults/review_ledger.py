@@ -17,3 +17,34 @@ def two_spellings_two_units(patch: MonkeyPatch) -> None:
     rewrite(
         patch, "sfumato.data.readers.folder:_number_patients", "one_spelling(entry.patient)", "entry.patient"
     )
+
+
+@fault(
+    "regrouped-on-resume",
+    tests=("run/test_run.py::test_labels_and_patients_may_not_change_between_start_and_resume",),
+)
+def regrouped_on_resume(patch: MonkeyPatch) -> None:
+    rewrite(patch, "sfumato.run.state:check_identity", 'saved["units"] != now["units"]', "False")
+
+
+@fault("checksum-without-groups", tests=("run/test_state.py",))
+def checksum_without_groups(patch: MonkeyPatch) -> None:
+    rewrite(patch, "sfumato.training.inputs:Units.checksum", "columns.tobytes()", "columns[:2].tobytes()")
+
+
+@fault(
+    "callers-network-is-trained",
+    tests=("run/test_run.py::test_a_callers_network_never_holds_steps_that_were_not_saved",),
+)
+def callers_network_is_trained(patch: MonkeyPatch) -> None:
+    from sfumato.run import session
+
+    patch.setattr(session, "own_copy", lambda model: model)
+
+
+@fault(
+    "own-weights-unmentioned",
+    tests=("run/test_run.py::test_the_statement_says_what_an_own_network_brings_along",),
+)
+def own_weights_unmentioned(patch: MonkeyPatch) -> None:
+    rewrite(patch, "sfumato.run.publish:stated_privacy", "prepared.resolved.own_model", "False")

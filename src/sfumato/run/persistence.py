@@ -99,6 +99,7 @@ def _identity(prepared: Prepared) -> dict[str, Any]:
     seed = prepared.recipe.training.seed
     return {
         "fingerprint": prepared.units.data.fingerprint,
+        "units": prepared.units.checksum(),
         "plan": plan_values(prepared.plan),
         "source": "the operating system" if seed is None else f"seed {seed}",
         "components": prepared.components.names(),
