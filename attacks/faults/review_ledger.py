@@ -48,3 +48,19 @@ def callers_network_is_trained(patch: MonkeyPatch) -> None:
 )
 def own_weights_unmentioned(patch: MonkeyPatch) -> None:
     rewrite(patch, "sfumato.run.publish:stated_privacy", "prepared.resolved.own_model", "False")
+
+
+@fault(
+    "steps-below-zero-imported", tests=("ledger/test_strangers.py::test_a_record_that_cannot_be_is_refused",)
+)
+def steps_below_zero_imported(patch: MonkeyPatch) -> None:
+    rewrite(patch, "sfumato.ledger.receipt:read_receipt", "_Spending)", "dict)")
+
+
+@fault(
+    "any-noise-is-counted", tests=("ledger/test_strangers.py::test_a_plan_that_cannot_be_counted_is_refused",)
+)
+def any_noise_is_counted(patch: MonkeyPatch) -> None:
+    from sfumato.accounting import events
+
+    patch.setattr(events, "_countable", lambda noise: noise >= 0)

@@ -18,8 +18,10 @@ from sfumato.accounting.events import (
     check_budget,
     check_delta,
     check_epsilon,
+    check_many,
     event_from_dict,
     event_to_dict,
+    is_whole,
 )
 from sfumato.accounting.groups import group_epsilon
 from sfumato.accounting.renyi import needs_rdp, rough_epsilon
@@ -36,11 +38,13 @@ __all__ = [
     "check_budget",
     "check_delta",
     "check_epsilon",
+    "check_many",
     "delta",
     "epsilon",
     "event_from_dict",
     "event_to_dict",
     "group_epsilon",
+    "is_whole",
     "mu_clt",
     "mu_gdp",
     "needs_rdp",

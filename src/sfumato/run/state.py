@@ -169,7 +169,7 @@ def _unreadable(what: str) -> RunError:
 
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], *, folder: Path) -> None:
-    """Refuse to go on with other images, labels or units, another plan or source of randomness than the state's.
+    """Refuse to go on with other images, labels or units, another plan or random source than the state's.
 
     The recipe alone cannot tell: it is a file that anybody can edit between start and resume.
     """
