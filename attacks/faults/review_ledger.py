@@ -64,3 +64,31 @@ def any_noise_is_counted(patch: MonkeyPatch) -> None:
     from sfumato.accounting import events
 
     patch.setattr(events, "_countable", lambda noise: noise >= 0)
+
+
+CHAIN = "run/test_ancestry.py"
+
+
+@fault(
+    "renamed-ancestor-accepted",
+    tests=(f"{CHAIN}::test_images_behind_the_chain_are_recognised_under_any_name",),
+)
+def renamed_ancestor_accepted(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch, "sfumato.run.provenance:check_apart", "in beginning.ancestors", "in beginning.ancestors[-1:-1]"
+    )
+
+
+@fault("unknown-ancestor-accepted", tests=(f"{CHAIN}::test_what_nothing_tells_of_must_be_declared",))
+def unknown_ancestor_accepted(patch: MonkeyPatch) -> None:
+    rewrite(patch, "sfumato.run.provenance:check_apart", "if not declared and", "if False and")
+
+
+@fault("bare-file-forgotten", tests=(f"{CHAIN}::test_a_bare_file_is_remembered_as_unknown",))
+def bare_file_forgotten(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.run.provenance:judge",
+        "checkpoint.ancestors if counted else",
+        "checkpoint.ancestors if counted or checkpoint.data is None else",
+    )

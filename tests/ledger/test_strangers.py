@@ -132,3 +132,29 @@ def test_the_bounds_themselves_can_be_counted(noise, sampling):
         num_examples=200, batch_size=size, num_steps=10, noise_multiplier=noise, delta=1e-3, sampling=sampling
     )
     assert plan.epsilon >= 0.0
+
+
+def test_an_old_ledger_that_was_restored_learns_from_the_folders_what_it_missed(tmp_path):
+    file, told = (
+        tmp_path / "ledger.sqlite",
+        {"fingerprint": A, "name": "images", "image_ids": torch.arange(9)},
+    )
+    Ledger.open(file).close()
+    old = file.read_bytes()
+    totals = []
+    with Ledger.open(file) as book:
+        for name in "ab":
+            (tmp_path / name).mkdir()
+            account = book.begin(plan=PLAN, folder=tmp_path / name, **told)
+            account.spend(100)
+            account.finish()
+        totals.append(total_of(book.records(A), unit="image", delta=1e-5))
+    for leftover in tmp_path.glob("ledger.sqlite-*"):
+        leftover.unlink()
+    file.write_bytes(old)
+    with Ledger.open(file) as book:
+        assert book.records(A) == []  # as docs/ledger.md says: this is not noticed
+        for name in "ab":
+            book.import_folder(tmp_path / name)
+        totals.append(total_of(book.records(A), unit="image", delta=1e-5))
+    assert totals[0] == totals[1]
