@@ -145,10 +145,18 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def check_plain(path: Path) -> None:
+    """ValueError for what is no plain file, OSError if it is not there: opening a pipe would wait for ever.
+
+    Call it before a library opens a file that may come from a stranger.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path.name} is not a plain file")
+
+
 def read_bytes(path: Path) -> bytes:
     """A document whole. OSError if it cannot be read, ValueError if it is no plain file or far too large."""
-    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
-        raise ValueError(f"{path.name} is not a plain file")
+    check_plain(path)
     with open(path, "rb") as file:
         data = file.read(DOCUMENT_LIMIT + 1)
     if len(data) > DOCUMENT_LIMIT:

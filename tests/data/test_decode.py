@@ -1,3 +1,4 @@
+import os
 import struct
 import warnings
 import zlib
@@ -143,3 +144,11 @@ def test_the_order_of_the_files_is_kept_over_many_threads_and_chunks(tmp_path):
     images = np.concatenate([images for images, _ in chunks])
     assert images[:, 0, 0, 0].tolist() == list(range(40)) * 30
     assert seen == [(1024, 1200), (1200, 1200)]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+def test_a_pipe_that_is_called_an_image_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.png")
+    with pytest.raises(DataError, match="not a plain file") as caught:
+        decode_image(tmp_path / "x.png", image_size=8, channels=1)
+    assert caught.value.code == "corrupt-image"

@@ -1,7 +1,8 @@
 import pytest
 
-from sfumato.data import load_data
+from sfumato.data import DataSplits, load_data
 from sfumato.errors import ConfigError, DataError
+from sfumato.ledger.links import links_of, one_spelling
 
 GOOD = """path,label,patient,split
 train/cat/p0-0.png,tabby,anna,train
@@ -107,3 +108,29 @@ def test_a_file_that_is_not_utf8_empty_or_lists_a_missing_image_is_refused(folde
         with pytest.raises(DataError) as caught:
             load_data(folder)
         assert caught.value.code == code
+
+
+def test_one_person_in_several_spellings_is_one_unit_in_training_and_in_the_ledger(folder):
+    accents = ("Jos\u00e9", "jose\u0301", " JOS\u00c9 ", "Jose")  # the last is somebody else
+    paths = ("train/cat/p0-0.png", "train/cat/p0-1.png", "train/dog/p0-0.png", "train/dog/p0-1.png")
+    for names, people in ((accents, 2), (("P01", "p01", "P02", "p03"), 3), (("a", "b", "c", "d"), 4)):
+        rows = [f"{path},{path[6:9]},{name}" for path, name in zip(paths, names, strict=True)]
+        (folder / "manifest.csv").write_text("\n".join(["path,label,patient", *rows]))
+        data = load_data(folder)
+        assert data.train.num_units("patient") == people
+        assert len(links_of(None, names, key=b"k" * 32).patient_tags) == people
+        assert len(links_of(None, data.names_of(data.train), key=b"k" * 32).patient_tags) == people
+
+
+def test_the_spelling_of_a_spelling_is_itself():
+    for code in range(0x110000):
+        once = one_spelling(f"a{chr(code)}b")
+        assert one_spelling(once) == once
+
+
+def test_numbers_of_ones_own_may_not_split_a_person(folder):
+    train = load_data(folder).train
+    DataSplits(train, patient_names=("anna", "ben", "carl"))  # the control
+    for names in (("anna", "Anna", "carl"), ("anna", "anna", "carl")):
+        with pytest.raises(DataError, match="patient-named-twice"):
+            DataSplits(train, patient_names=names)

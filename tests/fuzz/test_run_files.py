@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -249,3 +250,16 @@ def test_a_model_that_cannot_be_is_refused(run, model):
 )
 def test_a_model_that_never_ends_is_refused(run, model):
     refused(run, model)
+
+
+PIPES = ("release/model.safetensors", "release/config.json", "state/spending.json", "state/links.safetensors")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(run, name):
+    (run / name).unlink(missing_ok=True)
+    (run / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(run / name)
+    with only_coded_errors():
+        use(run)

@@ -16,6 +16,7 @@ from sfumato.ledger.ledger import Cap, Ledger
 from sfumato.recipes.recipe import with_settings
 from sfumato.run.planning import default_delta
 from sfumato.run.prepare import prepare
+from sfumato.run.publish import OWN_MODEL
 from sfumato.run.session import train
 from small_runs import SmallNet, Watcher, small_recipe, small_set, small_splits
 
@@ -377,3 +378,51 @@ def test_the_default_delta_is_below_one_over_n():
 def test_microbatch_size_is_chosen_or_taken(tmp_path):
     assert prepare(small_recipe(performance__microbatch_size=5), data=small_splits()).max_rows == 5
     assert prepare(small_recipe(), data=small_splits()).max_rows >= 64
+
+
+def test_labels_and_patients_may_not_change_between_start_and_resume(tmp_path):
+    recipe = small_recipe(privacy__unit="patient", training__batch_size=12, privacy__delta=1e-2)
+    data = small_splits(patients=24)
+    with pytest.raises(RuntimeError):
+        train(recipe, out=tmp_path / "run", data=data, observer=Watcher(crash_after=4))
+    images = data.train
+    regrouped = dataclasses.replace(images, patients=torch.arange(96) // 4)
+    relabelled = dataclasses.replace(images, labels=images.labels.roll(1))
+    for other in (regrouped, relabelled):
+        with pytest.raises(RunError) as caught:
+            train(recipe, out=tmp_path / "run", data=dataclasses.replace(data, train=other), resume=True)
+        assert caught.value.code == "changed-data"
+    train(recipe, out=tmp_path / "run", data=data, resume=True)  # the control
+
+
+def test_a_callers_network_never_holds_steps_that_were_not_saved(tmp_path):
+    recipe = small_recipe(performance__save_every_seconds=1e9, training__evaluate_every=100)
+    net = SmallNet()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    watcher = Watcher(crash_after=6)
+    with pytest.raises(RuntimeError):
+        train(recipe, out=tmp_path / "run", data=small_splits(), model=net, observer=watcher)
+    assert len(watcher.records) == 6  # steps were taken, and are taken again
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    train(recipe, out=tmp_path / "run", data=small_splits(), model=net, resume=True)
+    released = load_file(tmp_path / "run/release/model.safetensors")
+    assert all(torch.equal(value, released[name]) for name, value in net.state_dict().items())
+    assert not torch.equal(net.head.weight, before["head.weight"])
+
+
+def test_the_statement_says_what_an_own_network_brings_along(tmp_path):
+    for number, model in enumerate((SmallNet(), None)):
+        recipe = small_recipe(training__num_steps=2)
+        result = train(recipe, out=tmp_path / str(number), data=small_splits(), model=model)
+        assert (OWN_MODEL in result.privacy["statement"]) == (model is not None)
+        assert (OWN_MODEL in (tmp_path / str(number) / "release/README.md").read_text()) == (
+            model is not None
+        )
+
+
+def test_a_network_that_cannot_be_copied_is_refused(tmp_path):
+    net = SmallNet()
+    net.history = net.head.weight * 2  # computed, with a gradient history
+    with pytest.raises(ModelError) as caught:
+        train(small_recipe(), out=tmp_path / "run", data=small_splits(), model=net)
+    assert caught.value.code == "cannot-be-copied"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from sfumato.errors import RunError
 from sfumato.files import write_json, write_text
 from sfumato.run.state import STATE_FILE, LineLog, RunState, load_state, save_state
 from sfumato.training.averaging import WeightAverage
-from small_runs import SmallNet
+from sfumato.training.inputs import Units
+from small_runs import SmallNet, small_set
 
 OPTIMIZERS = [
     "SGD",
@@ -156,3 +158,19 @@ def test_a_missing_folder_is_told_apart_from_a_full_disk(tmp_path):
     assert "resume" not in caught.value.fix
     write_text(tmp_path / "page.html", "text")
     assert (tmp_path / "page.html").read_text() == "text"
+
+
+def test_the_checksum_of_units_knows_labels_and_groups_but_no_order_and_no_numbers():
+    data = small_set(24, seed=1, patients=8)
+    patients = Units.patients(data, max_images=2).checksum()
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(1))
+    renumbered = replace(data, patients=torch.tensor([9, 2, 7, 1, 5, 3, 30, 4])[data.patients])
+    for same in (data.select(order), renumbered, renumbered.select(order)):
+        assert Units.patients(same, max_images=2).checksum() == patients
+    shifted = replace(data, patients=data.patients.roll(1).where(data.patients > 4, data.patients))
+    relabelled = replace(data, labels=(data.labels + 1) % 3)
+    for other in (shifted, relabelled):
+        assert other.fingerprint == data.fingerprint
+        assert Units.patients(other, max_images=2).checksum() != patients
+    assert Units.images(shifted).checksum() == Units.images(data).checksum()  # there patients change nothing
+    assert Units.images(relabelled).checksum() != Units.images(data).checksum() != patients

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from sfumato.errors import ConfigError
 
 Accountant = Literal["pld", "rdp"]
 Neighbouring = Literal["add-or-remove", "replace-one"]
+
+# What the accountants can count, and files of strangers may say.
+LEAST_NOISE, MOST_NOISE = 1e-9, 1e9
+MOST_STEPS, MOST_EVENTS, MOST_RUNS = 2**53, 256, 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,21 +31,25 @@ class SampledGaussian:
     discrete: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+        if not (_is_number(self.noise_multiplier) and _countable(self.noise_multiplier)):
             raise ConfigError(
                 "noise-out-of-range",
-                f"noise_multiplier is {self.noise_multiplier}, but it is a finite number of 0 or more.",
+                f"noise_multiplier is {self.noise_multiplier!r}, but it is 0 or between {LEAST_NOISE:g} and "
+                f"{MOST_NOISE:g}.",
+                why="Outside, squares of it overflow, and ε means nothing.",
                 fix="Typical values lie between 0.5 and 50.",
             )
-        if not 0 < self.sampling_rate <= 1:
+        if not (_is_number(self.sampling_rate) and 0 < self.sampling_rate <= 1):
             raise ConfigError(
                 "sampling-rate-out-of-range",
                 f"sampling_rate is {self.sampling_rate}, but it is a probability above 0 and at most 1.",
                 fix="Give a batch size between 1 and the number of units.",
             )
-        if self.num_steps < 0:
+        if not (is_whole(self.num_steps) and 0 <= self.num_steps <= MOST_STEPS):
             raise ConfigError(
-                "num-steps-out-of-range", f"num_steps is {self.num_steps}.", fix="Give 0 or more."
+                "num-steps-out-of-range",
+                f"num_steps is {self.num_steps!r}.",
+                fix="Give a whole number of 0 or more.",
             )
 
 
@@ -57,7 +66,9 @@ class Selection:
     shape: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.mean_runs) and self.mean_runs >= 1 and self.shape >= 0):
+        check_many(self.events)
+        numbers = _is_number(self.mean_runs) and _is_number(self.shape)
+        if not (numbers and 1 <= self.mean_runs <= MOST_RUNS and self.shape >= 0):
             raise ConfigError(
                 "search-out-of-range",
                 f"a search of {self.mean_runs} runs on average with shape {self.shape} is not possible.",
@@ -81,6 +92,29 @@ def sampled(events: Iterable[Event]) -> tuple[SampledGaussian, ...]:
             )
         found.append(event)
     return tuple(found)
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number, of Python's or NumPy's."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_many(events: Sequence[Event]) -> None:
+    """Refuse more events than can be composed in a minute."""
+    if len(events) > MOST_EVENTS:
+        raise ConfigError(
+            "too-many-events",
+            f"there are {len(events):,} releases, and at most {MOST_EVENTS} can be counted together.",
+            fix="Begin with weights that have a shorter history, or correct the file.",
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _countable(noise_multiplier: float) -> bool:
+    return noise_multiplier == 0 or LEAST_NOISE <= noise_multiplier <= MOST_NOISE
 
 
 def check_delta(delta: float) -> None:
@@ -164,6 +198,10 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
     values = dict(fields)
     kind = values.pop("kind", None)
     if kind == "selection":
+        if any(one["kind"] == "selection" for one in values["events"]):
+            raise ConfigError(
+                "unknown-event", "a search lies inside a search.", fix="Update sfumato, or correct the file."
+            )
         parts = sampled(event_from_dict(one) for one in values["events"])
         shape = math.inf if values["shape"] == "poisson" else values["shape"]
         return Selection(events=parts, mean_runs=values["mean_runs"], shape=shape)

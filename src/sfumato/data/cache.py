@@ -19,7 +19,7 @@ import torch
 
 from sfumato.data.readers.decode import Fit, OnProgress, decode_files, num_threads
 from sfumato.errors import DataError
-from sfumato.files import cache_home, put, sync, workspace
+from sfumato.files import cache_home, check_plain, put, sync, workspace
 
 MEMORY_LIMIT_BYTES = 256 * 2**20  # above this, decoded images are memory-mapped
 _VERSION = b"sfumato decoded 1"  # change it whenever decoding changes
@@ -81,6 +81,8 @@ def map_entry(entry: Path, shape: tuple[int, ...]) -> tuple[torch.Tensor, np.nda
     """Images and content ids of an entry, memory-mapped; None if it is missing, cut off, or another's."""
     try:
         # Mapped too: an array that claims to be larger than its file is found before any memory is taken.
+        check_plain(entry / "ids.npy")
+        check_plain(entry / "images.u8")
         ids = np.load(entry / "ids.npy", mmap_mode="r", allow_pickle=False)
         size = (entry / "images.u8").stat().st_size
         if size != np.prod(shape) or ids.shape != shape[:1] or ids.dtype != np.int64:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sfumato.data.fingerprint import fingerprint_of, image_ids
 from sfumato.errors import ConfigError, DataError
+from sfumato.ledger.links import one_spelling
 
 Unit = Literal["image", "patient"]
 
@@ -121,6 +122,20 @@ class DataSplits:
     patient_names: tuple[str, ...] | None = None  # of the numbers in ImageSet.patients; sensitive
     notes: tuple[str, ...] = ()  # what was seen while loading, for those who may see the images
     classes_are_declared: bool = False  # listed beforehand: no image made a class exist
+
+    def __post_init__(self) -> None:
+        seen: dict[str, str] = {}
+        for name in self.patient_names or ():
+            form = one_spelling(name)
+            if form in seen:
+                raise DataError(
+                    "patient-named-twice",
+                    f"{self.train.name}: two of the patients are called {seen[form]!r} and {name!r}.",
+                    why="Case and blanks do not make another person: one counted as two is protected half as "
+                    "well.",
+                    fix="Give both the same number; load_data does so.",
+                )
+            seen[form] = name
 
     def names_of(self, images: ImageSet) -> tuple[str, ...] | None:
         """The names of the patients in ``images``, each once (sensitive); None if none are given."""

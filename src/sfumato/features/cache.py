@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import DataError
 from sfumato.features.workers import one_per_core
-from sfumato.files import cache_home, put, workspace
+from sfumato.files import cache_home, check_plain, put, workspace
 
 OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
@@ -74,9 +74,10 @@ def _mapped(entry: Path, num_rows: int) -> np.ndarray | None:
     Its first bytes must be those that ``_write`` writes: what is not ours is not even parsed.
     """
     try:
+        check_plain(entry)
         with entry.open("rb") as file:
             start, size = file.read(_HEADER), os.fstat(file.fileno()).st_size
-    except OSError:
+    except (OSError, ValueError):
         return None
     width, rest = divmod(size - _HEADER, 4 * num_rows)
     if width < 1 or rest or start != _header(num_rows, width):

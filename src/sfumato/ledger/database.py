@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.errors import RunError
+from sfumato.errors import RunError, SfumatoError
 from sfumato.ledger.links import Links
 from sfumato.ledger.receipt import Receipt, receipt_from
 
@@ -79,7 +79,15 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
 def receipt_of(row: sqlite3.Row) -> Receipt:
     """A row of ``runs``."""
     plan = None if row["plan"] is None else json.loads(row["plan"])
-    return receipt_from(row, plan=plan, leases=row["lease"].split())
+    try:
+        return receipt_from(row, plan=plan, leases=row["lease"].split())
+    except (ValueError, TypeError, SfumatoError) as error:
+        raise RunError(
+            "ledger-unavailable",
+            f"the record of run {row['run_id']!r} cannot be counted: {error}",
+            why="Leaving it out could understate what was spent.",
+            fix="Move the ledger away and rebuild it from the other runs' folders: sfumato ledger import.",
+        ) from error
 
 
 def links_in(row: sqlite3.Row) -> Links:

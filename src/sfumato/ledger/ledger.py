@@ -226,6 +226,10 @@ class Ledger:
         links = self._links().get(fingerprint, Links())
         return links.image_ids is not None and links.share_images(links_of(image_ids, None))
 
+    def knows_images(self, fingerprint: str) -> bool:
+        """Whether it is on record which images the data set holds."""
+        return self._links().get(fingerprint, Links()).image_ids is not None
+
     def close_run(self, run_id: str) -> None:
         """Close a run that will not go on: from now on only what it may have used counts.
 

@@ -82,10 +82,21 @@ def links_of(
 
 
 def _tag(name: str, key: bytes) -> int:
-    """64 bits of HMAC-SHA256; spaces around a name, and upper or lower case, do not make another patient."""
-    normalised = unicodedata.normalize("NFC", name).strip().casefold()
-    digest = hmac.new(key, b"sfumato patient " + normalised.encode(), hashlib.sha256).digest()
+    """64 bits of HMAC-SHA256 of the name's one spelling."""
+    digest = hmac.new(key, b"sfumato patient " + one_spelling(name).encode(), hashlib.sha256).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def one_spelling(name: str) -> str:
+    """The form that all spellings of a patient's name share: two names with one form are one patient.
+
+    Case, blanks around the name, and how an accent is encoded do not matter. Readers group images by it and
+    the ledger hashes it, so that training and ledger never disagree about who is who. In doubt two people
+    become one: that protects both together, while one person as two would be protected half as well.
+    """
+    # what is no text (bytes of a file name that is not UTF-8) stays apart, but can be encoded
+    text = name.encode("utf-8", "backslashreplace").decode()
+    return unicodedata.normalize("NFC", text).strip().casefold()
 
 
 def key_beside(ledger: Path) -> bytes:

@@ -11,15 +11,35 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from msgspec import Meta
 
 from sfumato.errors import RunError, SfumatoError
-from sfumato.files import write_json
+from sfumato.files import read_json, write_json
 from sfumato.ledger.totals import Record
 from sfumato.privacy.plan import Plan
 
 SPENDING_FILE = "spending.json"
 CLOSED = "closed"  # stands last in the ledger's list after `ledger close`: no process holds the run
+
+
+_Name = Annotated[str, Meta(max_length=10_000)]
+
+
+class _Spending(TypedDict):
+    """``spending.json``; the plan's own values are checked by ``Plan``."""
+
+    run_id: _Name
+    fingerprint: _Name
+    label: _Name
+    plan: dict[str, Any] | None
+    releasable: bool
+    reserved_steps: Annotated[int, Meta(ge=0, le=2**53)]
+    saved_steps: NotRequired[Annotated[int, Meta(ge=-1, le=2**53)]]  # older folders lack it
+    finished: bool
+    started: _Name
+    leases: Annotated[list[_Name], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +85,14 @@ def write_receipt(folder: Path, receipt: Receipt) -> None:
 def read_receipt(folder: Path) -> Receipt | None:
     """What ``write_receipt`` wrote, or None if the folder holds none."""
     try:
-        values = json.loads((folder / SPENDING_FILE).read_text(encoding="utf-8"))
+        values = read_json(folder / SPENDING_FILE, _Spending)
         if not all(lease.isalnum() and lease != CLOSED for lease in values["leases"]):
             raise ValueError("it holds leases that no process took")
         return receipt_from(values, plan=values["plan"], leases=values["leases"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SfumatoError) as error:
+        # also what a stranger wrote: a record that no accountant can count must not enter the ledger
         raise RunError(
             "damaged-spending",
             f"{folder / SPENDING_FILE} cannot be read: {error}",

@@ -250,6 +250,7 @@ class Plan:
             raise ConfigError(
                 "unknown-plan-field", f"{unknown[0]!r} is not a field of a plan.", fix="Update sfumato."
             )
+        accounting.check_many(values.get("extra_events", ()))
         events = tuple(accounting.event_from_dict(event) for event in values.get("extra_events", ()))
         sampling = values.get("sampling", "poisson")
         scheme = Recorded(**sampling) if isinstance(sampling, Mapping) else sampling
@@ -257,7 +258,7 @@ class Plan:
 
 
 def _check_plan(plan: Plan) -> None:
-    if plan.num_examples < 1:
+    if not (accounting.is_whole(plan.num_examples) and 1 <= plan.num_examples <= 2**53):
         raise ConfigError(
             "num-examples-out-of-range", f"num_examples is {plan.num_examples}.", fix="Give 1 or more."
         )
@@ -298,7 +299,9 @@ def _check_plan(plan: Plan) -> None:
                 f"{name} is {getattr(plan, name)!r}.",
                 fix=f"Use one of: {', '.join(allowed)}.",
             )
-    plan.events()  # checks noise, rate and steps
+    accounting.check_many(plan.extra_events)
+    events = plan.events()  # checks noise, rate and steps
+    accounting.ACCOUNTANTS[plan.accountant].check(events)
 
 
 _CHOICES = {

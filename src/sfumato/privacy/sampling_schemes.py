@@ -125,6 +125,12 @@ class Recorded:
     rate: float
     text: str
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and isinstance(self.text, str)):
+            raise ConfigError(
+                "unknown-choice", "a recorded sampling scheme has no name or text.", fix="Correct the file."
+            )
+
     def default_batch_size(self, num_examples: int) -> None:
         return None
 

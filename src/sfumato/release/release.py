@@ -21,7 +21,7 @@ from sfumato.accounting import event_from_dict
 from sfumato.data.augmentation import check_normalisation
 from sfumato.data.readers.decode import decode_image
 from sfumato.errors import ConfigError, DataError, ModelError, RunError
-from sfumato.files import read_json, replace_folder, replacing, workspace, write_json, write_text
+from sfumato.files import check_plain, read_json, replace_folder, replacing, workspace, write_json, write_text
 from sfumato.models import create_model, find_variant, weight_shapes
 from sfumato.release.documents import Config, Privacy
 from sfumato.training.evaluation import predict_logits
@@ -165,8 +165,9 @@ def read_release(folder: Path) -> tuple[dict[str, Tensor], Config, Privacy]:
     """Weights, config and privacy of a release folder, as they are stored."""
     config, privacy = read_description(folder)
     try:
+        check_plain(folder / WEIGHTS)
         return load_file(folder / WEIGHTS), config, privacy
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise _bad_release(folder, f"{WEIGHTS} cannot be read: {error}") from error
 
 

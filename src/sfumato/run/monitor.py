@@ -20,7 +20,11 @@ from sfumato.training.optimizers import Schedule
 
 
 class Observer(Watcher, Protocol):
-    """Whoever watches a run: a progress line, a test."""
+    """Whoever watches a run: a progress line, a test.
+
+    What it is told of a step, or sees in ``prepared.model``, may be shown only once ``scored`` or the end of
+    the run has come after it: a step that was not saved is taken again after an interruption.
+    """
 
     def started(self, prepared: Prepared, start_step: int) -> None:
         """All checks passed; steps begin."""

@@ -1,12 +1,14 @@
-"""Networks of the zoo as the recipe and the images describe them."""
+"""Networks: those of the zoo as recipe and images describe them, and copies of a caller's own."""
 
 from __future__ import annotations
+
+import copy
 
 import torch
 from torch import nn
 
 from sfumato.data import ImageSet
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, ModelError
 from sfumato.models import create_model
 from sfumato.randomness import RandomSource
 from sfumato.recipes.recipe import ModelSettings
@@ -35,3 +37,16 @@ def initial_model(settings: ModelSettings, train: ImageSet, source: RandomSource
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return zoo_network(settings, train)
+
+
+def own_copy(model: nn.Module) -> nn.Module:
+    """A copy of a caller's network to train, so that the caller never holds steps that were not saved."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # whatever a module's own copying raises
+        raise ModelError(
+            "cannot-be-copied",
+            f"{type(model).__name__} cannot be copied: {error}",
+            why="A copy is trained: steps that were not saved are taken again, so nobody may see them.",
+            fix="Keep in the module only what copy.deepcopy can copy: no open files, no computed tensors.",
+        ) from error

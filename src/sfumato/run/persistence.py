@@ -13,6 +13,7 @@ from sfumato.errors import RunError
 from sfumato.ledger.ledger import Account, Ledger
 from sfumato.ledger.receipt import plan_values
 from sfumato.release.run_folder import RunFolder
+from sfumato.run.ancestry import write_ancestry
 from sfumato.run.prepare import Prepared
 from sfumato.run.resolve import keep_resolved
 from sfumato.run.state import LineLog, RunState, check_identity, load_state, save_state
@@ -38,6 +39,8 @@ class Persistence:
         if state is not None:
             check_identity(state.values, _identity(prepared), folder=folder.path)
         keep_resolved(prepared.resolved, folder, begun=state is not None)
+        if prepared.beginning is not None:
+            write_ancestry(folder.state, prepared.beginning.ancestors)
         images = prepared.units.data
         account = ledger.begin(
             fingerprint=images.fingerprint,
@@ -99,6 +102,7 @@ def _identity(prepared: Prepared) -> dict[str, Any]:
     seed = prepared.recipe.training.seed
     return {
         "fingerprint": prepared.units.data.fingerprint,
+        "units": prepared.units.checksum(),
         "plan": plan_values(prepared.plan),
         "source": "the operating system" if seed is None else f"seed {seed}",
         "components": prepared.components.names(),

@@ -18,11 +18,10 @@ from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ledger.ledger import Ledger
 from sfumato.models import find_variant
 from sfumato.recipes.recipe import ModelSettings, PrivacySettings, Recipe
+from sfumato.run.ancestry import FROM_IMAGENET, UNNAMED, Ancestor
 from sfumato.run.networks import zoo_network
 from sfumato.run.pretraining import check_public_data, check_same_stage, stage_recipe
 from sfumato.run.weights import Checkpoint, read_checkpoint, saw_these_images
-
-FROM_IMAGENET = ("imagenette", "tiny-imagenet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +32,15 @@ class Beginning:
     public: bool
     events: tuple[Event, ...] = ()
     fingerprint: str | None = None
-    unprotected: tuple[str, ...] = ()  # names of all data behind the weights that no guarantee covers
+    ancestors: tuple[Ancestor, ...] = ()  # all data behind the weights that no guarantee covers
     mean: tuple[float, ...] | None = None  # how images were normalised for these weights
     std: tuple[float, ...] | None = None
     uncounted_search: bool = False  # the settings of a private beginning were chosen at a cost it left out
+
+    @property
+    def unprotected(self) -> tuple[str, ...]:
+        """Their names, for the release."""
+        return tuple(one.data for one in self.ancestors)
 
     @property
     def text(self) -> str:
@@ -54,7 +58,11 @@ class Beginning:
         )
 
 
-IMAGENET = Beginning(data="ImageNet", public=True, unprotected=("ImageNet", *FROM_IMAGENET))
+IMAGENET = Beginning(
+    data="ImageNet",
+    public=True,
+    ancestors=tuple(Ancestor(data=name) for name in ("ImageNet", *FROM_IMAGENET)),
+)
 
 
 def find_beginning(
@@ -107,13 +115,14 @@ def planned_checkpoint(recipe: Recipe, public: ImageSet, *, imagenet: bool) -> C
     with torch.device("meta"):
         network = zoo_network(recipe.model, public)
     mean, std = normalisation(network, public, before)
-    origin = None if before is None else {"data": before.data, "unprotected": before.unprotected}
+    origin = None if before is None else {"data": before.data}
     return Checkpoint(
         path=Path("pretraining"),
         weights={},
         config={"data": public.name, "mean": mean, "std": std},
         privacy={"epsilon": None, "releasable": False, "weights_from": origin},
         fingerprint=public.fingerprint,
+        ancestors=() if before is None else before.ancestors,
     )
 
 
@@ -164,10 +173,11 @@ def judge(
         "std": tuple(config["std"]) if config else None,
     }
     declared = settings.weights_are_public or public_data is not None
-    inherited = tuple(((checkpoint.privacy or {}).get("weights_from") or {}).get("unprotected", ()))
-    own = () if checkpoint.data is None or (checkpoint.is_private and not declared) else (checkpoint.data,)
-    shared["unprotected"] = (*inherited, *own)
-    if privacy.enabled and train.name in inherited:
+    # the steps of a private release are counted if this run counts any; else nothing covers its images
+    counted = checkpoint.is_private and not declared and privacy.enabled
+    own = Ancestor(data=checkpoint.data or UNNAMED, fingerprint=checkpoint.fingerprint)
+    shared["ancestors"] = checkpoint.ancestors if counted else (*checkpoint.ancestors, own)
+    if privacy.enabled and train.name in [one.data for one in checkpoint.ancestors]:
         raise saw_these_images(f"{checkpoint.path} began with weights trained on {train.name}, unprotected")
     if not privacy.enabled:
         return Beginning(public=True, **shared)
@@ -197,13 +207,28 @@ def judge(
 
 
 def check_apart(beginning: Beginning | None, train: ImageSet, ledger: Ledger) -> None:
-    """Refuse weights declared public if the ledger knows that they saw some of the private images."""
-    if beginning is None or not beginning.public or beginning.fingerprint is None:
+    """Refuse weights behind which some of these private images stand unprotected, or might.
+
+    Compared is content, through the whole chain of runs. What was declared public for these images is
+    refused only if it is known to hold one. What an earlier run declared for other images is not believed
+    here: it must be known to hold none, to this ledger or by a name that everybody knows.
+    """
+    if beginning is None:
         return
-    if ledger.share_images(beginning.fingerprint, train.content_ids):
-        raise saw_these_images(
-            f"the weights of {beginning.data} were trained on images that are private here"
-        )
+    declared = beginning.public or beginning.fingerprint == train.fingerprint
+    for one in beginning.ancestors:
+        mark = one.fingerprint
+        if mark is not None and (mark == train.fingerprint or ledger.share_images(mark, train.content_ids)):
+            raise saw_these_images(f"the weights of {one.data} were trained on images that are private here")
+        if not declared and not one.is_well_known and (mark is None or not ledger.knows_images(mark)):
+            raise PrivacyError(
+                "unknown-ancestors",
+                f"behind the privately trained weights stand others, of {one.data}, and nothing here tells "
+                "which images these were.",
+                why="They were declared public for other private images than those of this run.",
+                fix="Give the whole run folder of the weights, where the ledger knows its runs; or, if no "
+                "private image of this run went into any of them, --set model.weights_are_public=true.",
+            )
 
 
 def _unprotected(checkpoint: Checkpoint) -> PrivacyError:

@@ -20,6 +20,10 @@ NO_PRIVACY = (
     "for anybody whose images it was trained on and may reveal them. Do not publish it unless all training "
     "images are public."
 )
+OWN_MODEL = (
+    "The network was brought by whoever trained it. The values that its parameters and buffers had before "
+    "training are assumed to be public: what was not trained is released as it was, and ε covers none of it."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,8 @@ def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, Any]:
         privacy["weights_from"] = {**origin, "unprotected": list(beginning.unprotected)}
     if prepared.plan is None:
         return privacy
+    if prepared.resolved.own_model:
+        privacy["statement"] += f"\n{OWN_MODEL}"
     if num_steps < prepared.num_steps:
         privacy["statement"] += (
             f"\nTraining stopped early after {num_steps:,} of these steps; ε counts them all."

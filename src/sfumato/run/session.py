@@ -19,6 +19,7 @@ from sfumato.recipes.recipe import Recipe, recipe_to_toml
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.interruption import deferred_interrupts
 from sfumato.run.monitor import Observer
+from sfumato.run.networks import own_copy
 from sfumato.run.prepare import Prepared, prepare, with_first_stage
 from sfumato.run.pretraining import finished_stage, stage_recipe
 from sfumato.run.provenance import check_apart
@@ -46,7 +47,9 @@ def train(
     """Train as the recipe says and leave a finished run in ``out``.
 
     ``data``, ``model``, ``loss``, ``clipping``, ``sampling`` and ``optimizer`` replace what the recipe names,
-    for callers with their own.
+    for callers with their own. A copy of ``model`` is trained: the object itself gets the released weights at
+    the very end, and is as it was if the run is broken off. Steps that were not saved are taken again, so
+    that whoever kept their weights (through ``Prepared.model`` in an observer, too) would see both.
 
     Guarantee: the released model is what ``release/privacy.json`` states, or there is no release. With
     ``resume`` an interrupted run goes on under its own recipe and plan; a changed one is refused. Spending
@@ -60,7 +63,7 @@ def train(
     prepared = prepare(
         recipe,
         data=data,
-        model=model,
+        model=None if model is None else own_copy(model),
         force=force,
         pretrained=first,
         components=brought,
@@ -76,7 +79,7 @@ def train(
         run = Run.begin(prepared, folder, ledger=book, observer=observer)
         run.fit(interruption)
         run.close_account()
-        return publish(
+        result = publish(
             prepared,
             folder,
             average=run.average,
@@ -86,6 +89,9 @@ def train(
             scores=run.monitor.last_scores if prepared.monitored == prepared.final else None,
             watcher=observer,
         )
+        if model is not None:
+            model.load_state_dict(run.average.averaged(prepared.model).state_dict())
+        return result
 
 
 def pretrain(prepared: Prepared, folder: RunFolder, *, ledger: Ledger, observer: Observer | None) -> Path:

@@ -169,7 +169,7 @@ def _unreadable(what: str) -> RunError:
 
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], *, folder: Path) -> None:
-    """Refuse to go on with other images, another plan or another source of randomness than the state's.
+    """Refuse to go on with other images, labels or units, another plan or random source than the state's.
 
     The recipe alone cannot tell: it is a file that anybody can edit between start and resume.
     """
@@ -179,6 +179,13 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], *, folder: 
             f"{folder}: the training images are not those the run was started with",
             why="Steps already taken were accounted for the other images.",
             fix="Restore the images, or start a new run with another --out.",
+        )
+    if saved["units"] != now["units"]:
+        raise RunError(
+            "changed-data",
+            f"{folder}: labels, or which images are one patient's, are not as when the run was started",
+            why="A unit that was protected in the first steps would be split or joined in the others.",
+            fix="Restore the labels and patients, or start a new run with another --out.",
         )
     if saved["plan"] != now["plan"]:
         raise RunError(

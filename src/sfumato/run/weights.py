@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sfumato.errors import ModelError, PrivacyError
 from sfumato.ledger.receipt import read_receipt
 from sfumato.release.release import CONFIG, WEIGHTS, find_release, read_release
+from sfumato.run.ancestry import Ancestor, read_ancestry
 from sfumato.training.finetuning import last_layer, renew_head
 
 
@@ -26,6 +27,7 @@ class Checkpoint:
     config: Mapping[str, Any] | None = None  # None: a bare file
     privacy: Mapping[str, Any] | None = None
     fingerprint: str | None = None  # of its training images, if its run folder is there
+    ancestors: tuple[Ancestor, ...] = ()  # unprotected data behind the weights that it began with in its turn
 
     @property
     def is_private(self) -> bool:
@@ -67,6 +69,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         config=config,
         privacy=privacy,
         fingerprint=None if spent is None else spent.record.fingerprint,
+        ancestors=read_ancestry(
+            folder.parent / "state", tuple((privacy.get("weights_from") or {}).get("unprotected", ()))
+        ),
     )
 
 

@@ -5,6 +5,7 @@ Sampling draws units; memory is filled by rows. This file turns the one into the
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,6 +64,20 @@ class Units:
     def are_images(self) -> bool:
         """Whether unit u is image u: not so for patients, even if one image of each counts in a step."""
         return torch.equal(self.rows, torch.arange(len(self)))
+
+    def checksum(self) -> str:
+        """SHA-256 of which label each image has and which images are one unit, in any order of the files.
+
+        The data's fingerprint says neither: relabelled and regrouped images are still the same people's.
+        """
+        columns = np.empty((3, len(self.data)), dtype="<i8")
+        columns[0], columns[1] = self.data.content_ids.cpu().numpy(), self.data.labels.cpu().numpy()
+        sizes = (self.offsets[1:] - self.offsets[:-1]).numpy()
+        columns[2, self.rows.numpy()] = np.repeat(np.arange(len(self)), sizes)
+        columns = columns[:, np.lexsort(columns[::-1])]
+        _, first, unit = np.unique(columns[2], return_index=True, return_inverse=True)
+        columns[2] = np.argsort(np.argsort(first))[unit]  # by first appearance: their own numbers say nothing
+        return hashlib.sha256(b"sfumato units 1 " + columns.tobytes()).hexdigest()
 
     def choose(self, unit: int, randomness: UnitRandomness) -> Tensor:
         """The unit's images for this step: all, or a fresh random choice of ``max_images``."""

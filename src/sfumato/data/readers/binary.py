@@ -15,6 +15,7 @@ from torch import Tensor
 from sfumato.data.images import DataSplits, ImageSet
 from sfumato.data.known import CIFAR10_CLASSES, CIFAR100_CLASSES
 from sfumato.errors import DataError
+from sfumato.files import check_plain
 
 DIGIT_CLASSES = tuple("0123456789")
 
@@ -65,10 +66,11 @@ def load_cifar100(folder: Path) -> DataSplits:
 def read_idx(path: Path) -> np.ndarray:
     """A uint8 array out of an idx file."""
     try:
+        check_plain(path)
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         raise _damaged(path, str(error)) from error
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or len(data) < 4 + 4 * data[3]:
         raise _damaged(path, "it is not an idx file of bytes")
@@ -91,9 +93,10 @@ def _read_records(path: Path, label_bytes: int, num_classes: int, name: str) -> 
     """The file's records as rows; the last of the label bytes is the one that is used."""
     record = label_bytes + 3072
     try:
+        check_plain(path)
         data = np.fromfile(path, dtype=np.uint8)
-    except OSError as error:
-        raise _damaged(path, str(error.strerror)) from error
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
     if data.size == 0 or data.size % record:
         raise _damaged(path, f"{data.size} bytes are not whole records of {record}")
     rows = data.reshape(-1, record)

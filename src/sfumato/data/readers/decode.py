@@ -17,6 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sfumato.data.fingerprint import pixel_id
 from sfumato.errors import DataError
+from sfumato.files import check_plain
 
 Fit = Literal["crop", "pad", "stretch"]
 OnProgress = Callable[[int, int], None]
@@ -101,6 +102,7 @@ def _read_header(path: Path) -> Header:
 def _opened(path: Path) -> Iterator[Image.Image]:
     """The file, opened lazily; every way in which it can be bad becomes one coded error."""
     try:
+        check_plain(path)
         with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError(f"({image.width * image.height} pixels)")

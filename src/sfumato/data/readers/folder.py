@@ -14,6 +14,7 @@ from sfumato.data.readers.decode import Fit, Header, OnProgress, read_headers
 from sfumato.data.readers.listing import SPLITS, Entry, Listing, empty_class, image_files, list_folder
 from sfumato.data.readers.manifest import read_manifest
 from sfumato.errors import DataError
+from sfumato.ledger.links import one_spelling
 
 # Fixed public choices: nothing about the images decides them, or one image could.
 DEFAULT_SIZE = 64
@@ -145,5 +146,5 @@ def _suggestions(headers: Sequence[Header], image_size: int | None, channels: in
 def _number_patients(entries: Sequence[Entry]) -> tuple[tuple[str, ...] | None, torch.Tensor | None]:
     if any(entry.patient is None for entry in entries):
         return None, None
-    names, numbers = np.unique([entry.patient for entry in entries], return_inverse=True)
+    names, numbers = np.unique([one_spelling(entry.patient) for entry in entries], return_inverse=True)
     return tuple(names.tolist()), torch.from_numpy(numbers.astype(np.int64))
