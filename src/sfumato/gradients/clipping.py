@@ -131,7 +131,7 @@ def bounded_factors(
     """The factors of any clipping function, checked against the sensitivity that it states.
 
     Guarantee: no unit's factor times its norm exceeds the sensitivity, less the margin for rounding. What is
-    not ours is asked for one unit at a time, by a copy each time, so that no factor can depend on other units.
+    not ours is asked for one unit at a time, by a copy each time, so that no factor depends on other units.
     """
     if type(clipping) in OURS:
         factors = clipping.factors(squared_norms, clip_norm, margin)

@@ -130,7 +130,7 @@ def weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
 
 
 def scaled_operands(x: Tensor, g: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and scaled output gradients whose product is the weighted sum; ``factors`` are those of the rows.
+    """Inputs and scaled output gradients whose product is the weighted sum; ``factors`` are of the rows.
 
     Guarantee: no row is rounded by more than the clip's margin covers. Beside a huge input the factor times g
     falls among the subnormal numbers, whose steps are too coarse; such a batch is multiplied in float64.
