@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.doctor.probing import STRICT, State, Tolerance, outputs_of, rows_like, same
+from sfumato.doctor.row_kinds import batches
 from sfumato.errors import ModelError, PrivacyError
 
 NUM_ROWS = 7  # a prime: few dimensions of a model have this length, or a multiple of it
@@ -56,14 +57,15 @@ def check_independence(
 
     Guarantee: numeric, not by class names. Seven rows are passed in other orders, with some replaced by large
     values and by values that are not numbers (which spread through every sum, mean and maximum they enter),
-    with some left out, repeated, and alone; then once in a batch of ``num_rows``. Every row must give what
-    it gave before. The modes are the model's present ones. Returns the names of the modules that draw random
+    with some left out, repeated, and alone; then once in a batch of ``num_rows``; then rows of many kinds
+    (zero, constant, positive, whole levels, …), among their like and not. Every row must give what it gave. The modes are the model's present ones. Returns the names of the modules that draw random
     numbers; those are held equal for all rows. What happens only at other sizes, or after more passes than
     these, is not seen.
     """
     examination = _Examination(model, rows_like(inputs, NUM_ROWS), tolerance)
     for variant in VARIANTS:
         examination.compare(variant)
+    examination.compare_kinds()
     examination.check_single_rows()
     examination.compare(Variant("it is alone in the batch", (5,)))
     if num_rows > NUM_ROWS:
@@ -112,6 +114,35 @@ class _Examination:
             why="Clipping one example then no longer bounds its influence.",
             fix="Use --set model.options.norm=group, or sfumato.models.make_private_ready(model).",
         )
+
+    def compare_kinds(self) -> None:
+        """Rows of each kind among their like, beside one of another kind, and among all."""
+        known: dict[int, Tensor | None] = {}
+        for what, first, second, places, others in batches(self.pool):
+            if id(first) not in known:
+                known[id(first)] = self._outputs_or_none(first)
+            before, after = known[id(first)], self._outputs_or_none(second)
+            if before is None or after is None:
+                continue  # a model may refuse such values, as long as it says so
+            before, after = before[places], after[others]
+            told = before.isfinite().flatten(1).all(1)  # the others have overflowed by themselves
+            if before.shape != after.shape or _moved(before[told], after[told], self.tolerance):
+                raise PrivacyError(
+                    "mixes-examples",
+                    f"the output of an example changes with the values of others: {what}.",
+                    why="Clipping one example then no longer bounds its influence.",
+                    fix="Let the model treat each row on its own, without conditions on the whole batch "
+                    "(x.max() > 1, (x < 0).any()); prepare the images before.",
+                )
+
+    def _outputs_or_none(self, rows: Tensor) -> Tensor | None:
+        self.state.restore()
+        try:
+            return outputs_of(self.model, rows)[0]
+        except ModelError as error:
+            if error.code != "forward-fails":
+                raise
+            return None
 
     def check_single_rows(self) -> None:
         """Refuse a model that takes one row for something else, as squeeze() does."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import torch
@@ -30,6 +30,15 @@ class Learnt:
     state: tuple[object, ...]
     claims: list[Claim]
     is_random: bool  # its forward pass draws random numbers
+    loss: Callable[[], object] = lambda: None  # gives the loss function that was found stateless with it
+
+
+def reference_to(loss: object) -> Callable[[], object]:
+    """The loss as long as it lives, so that another at the same address is not taken for it."""
+    try:
+        return weakref.ref(loss)
+    except TypeError:
+        return lambda: None
 
 
 @dataclass

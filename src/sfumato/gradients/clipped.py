@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from sfumato.errors import ConfigError
 from sfumato.gradients.choice import Choices
-from sfumato.gradients.clipping import Clipping, FlatClipping, total_norms
+from sfumato.gradients.clipping import Clipping, FlatClipping, bounded_factors, total_norms
 from sfumato.gradients.passes import record
 from sfumato.gradients.piece import Piece, working_dtype
 from sfumato.gradients.segments import Segments, check_unit_index, microbatches, singletons
@@ -196,7 +196,7 @@ def _add_clipped(
     if not pieces:
         return torch.zeros(segments.num_units, dtype=torch.float64, device=segments.sizes.device)
     squares = {name: piece.squared_norms for name, piece in pieces.items()}
-    factors = clipping.factors(squares, clip_norm, MARGIN_IN_EPS * eps)
+    factors = bounded_factors(clipping, squares, clip_norm, MARGIN_IN_EPS * eps)
     for name in list(pieces):
         totals[name] += pieces.pop(name).weighted_sum(factors[name])
     return total_norms(squares)

@@ -5,6 +5,7 @@ Each states its sensitivity: by how much one unit can move the sum, in Euclidean
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, PrivacyError
 from sfumato.gradients.shapes import Float, Float64
 
 SMALLEST = torch.finfo(torch.float32).tiny  # below it float32 has no full precision
@@ -91,7 +92,8 @@ class AutomaticClipping:
     def factors(self, squared_norms: SquaredNorms, clip_norm: float, margin: float) -> Factors:
         norms = total_norms(squared_norms)
         factors = clip_norm * (1 - margin) / (norms + self.stability)
-        return dict.fromkeys(squared_norms, torch.where(norms.isfinite(), factors, 0.0))
+        usable = norms.isfinite() & (factors > SMALLEST)
+        return dict.fromkeys(squared_norms, torch.where(usable, factors, 0.0))
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,69 @@ class PerLayerClipping:
             factors = clip_factors(norms, clip_norm * share[layer] / whole, margin)
             result |= dict.fromkeys(names, torch.where(finite, factors, 0.0))
         return result
+
+
+OURS = (FlatClipping, AutomaticClipping, PerLayerClipping)
+_ROUNDING = 1e-9  # of the products below, in float64
+
+
+def bounded_factors(
+    clipping: Clipping, squared_norms: SquaredNorms, clip_norm: float, margin: float
+) -> dict[str, Tensor]:
+    """The factors of any clipping function, checked against the sensitivity that it states.
+
+    Guarantee: no unit's factor times its norm exceeds the sensitivity, less the margin for rounding. What is
+    not ours is asked for one unit at a time, by a copy each time, so that no factor depends on other units.
+    """
+    if type(clipping) in OURS:
+        factors = clipping.factors(squared_norms, clip_norm, margin)
+    else:
+        factors = _one_by_one(clipping, squared_norms, clip_norm, margin)
+    return _checked(clipping, factors, squared_norms, clipping.sensitivity(clip_norm), margin)
+
+
+def _one_by_one(
+    clipping: Clipping, squared_norms: SquaredNorms, clip_norm: float, margin: float
+) -> dict[str, Tensor]:
+    units = len(next(iter(squared_norms.values())))
+    result = {name: torch.zeros_like(squares) for name, squares in squared_norms.items()}
+    for unit in range(units):
+        alone = {name: squares[unit : unit + 1].clone() for name, squares in squared_norms.items()}
+        factors = copy.deepcopy(clipping).factors(alone, clip_norm, margin)
+        for name, value in result.items():
+            value[unit : unit + 1] = factors[name].to(value)
+    return result
+
+
+def _checked(
+    clipping: Clipping,
+    factors: Mapping[str, Tensor],
+    squared_norms: SquaredNorms,
+    sensitivity: float,
+    margin: float,
+) -> dict[str, Tensor]:
+    usable = sensitivity > 0
+    moved = torch.zeros_like(next(iter(squared_norms.values())))
+    for name, squares in squared_norms.items():
+        factor = factors[name].double()
+        usable = usable and bool((factor.isfinite() & (factor >= 0)).all())
+        # a unit of factor 0 adds nothing, finite or not
+        moved += torch.where(factor == 0, 0.0, factor.square() * squares)
+    moved = moved.sqrt()
+    if not usable or not (moved <= sensitivity * (1 + _ROUNDING)).all():
+        raise PrivacyError(
+            "clipping-exceeds-sensitivity",
+            f"{type(clipping).__name__} states the sensitivity {sensitivity:.6g}, and its factors let a unit "
+            f"move the sum by {moved.max().item():.6g}, or are not finite numbers of 0 or more.",
+            why="The noise is measured by the sensitivity that the clipping function states.",
+            fix="Let factors() bound each unit's factor times its norm by sensitivity(clip_norm), over all "
+            "parameters together.",
+        )
+    tight = moved > sensitivity * (1 - margin) * (1 + _ROUNDING)  # nothing left for rounding
+    return {
+        name: torch.where(tight, value * (1 - margin), value) if tight.any() else value
+        for name, value in factors.items()
+    }
 
 
 CLIPPINGS: Mapping[str, Clipping] = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sfumato.gradients.operands import Convolution, Geometry, pad, weight_gradient
-from sfumato.gradients.piece import gram_norms, zero_where_dropped
+from sfumato.gradients.piece import gram_norms, scaled_operands
 
 GRAM_VALUES = 1_000_000
 
@@ -98,9 +98,7 @@ def deferred_sum(conv: Convolution) -> Callable[[Tensor], Tensor]:
     """The clipped sum as one ordinary weight gradient, rows scaled by their units' factors."""
 
     def form_sum(factors: Tensor) -> Tensor:
-        per_row = conv.segments.per_row(factors)
-        weights = per_row.to(conv.gradients.dtype).view(-1, *[1] * (conv.gradients.dim() - 1))
-        scaled = zero_where_dropped(conv.gradients * weights, per_row)
-        return weight_gradient(zero_where_dropped(conv.inputs, per_row), scaled, conv.weight, conv.geometry)
+        inputs, scaled = scaled_operands(conv.inputs, conv.gradients, conv.segments.per_row(factors))
+        return weight_gradient(inputs, scaled, conv.weight.to(scaled.dtype), conv.geometry)
 
     return form_sum

@@ -15,6 +15,7 @@ from sfumato.gradients.piece import (
     Materialised,
     Piece,
     gram_norms,
+    scaled_operands,
     squared_norms,
     working_dtype,
     zero_where_dropped,
@@ -45,9 +46,8 @@ def linear_rule(call: Call) -> list[Strategy]:
         return {**bias(), "weight": Materialised(torch.cat(parts))}
 
     def form_sum(factors: Tensor) -> Tensor:
-        per_row = segments.per_row(factors)
-        scaled = zero_where_dropped(g * per_row.to(g.dtype)[:, None, None], per_row)
-        return scaled.flatten(0, 1).t() @ zero_where_dropped(x, per_row).flatten(0, 1)
+        inputs, scaled = scaled_operands(x, g, segments.per_row(factors))
+        return scaled.flatten(0, 1).t() @ inputs.flatten(0, 1)
 
     def by_outer() -> dict[str, Piece]:
         # float64 before the product: a tiny g, squared, would vanish beside a huge x

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from sfumato.errors import ModelError
-from sfumato.gradients.choice import Choices, Learnt
+from sfumato.gradients.choice import Choices, Learnt, reference_to
 from sfumato.gradients.claims import Claim, claims_of, move_to_parents
 from sfumato.gradients.piece import Piece
 from sfumato.gradients.probe import probed, state_of
 from sfumato.gradients.random_operations import RandomOperations
-from sfumato.gradients.row_losses import Loss, row_losses
+from sfumato.gradients.row_losses import Loss, check_stateless, compare_losses, row_losses
+from sfumato.gradients.row_order import may_reorder
 from sfumato.gradients.segments import Segments
 from sfumato.gradients.stochastic import (
     AllShared,
@@ -68,21 +69,30 @@ def record(
                 claims = move_to_parents(model, claims, {claim.path: claim for claim in tape.lost}.values())
                 probed_well = False
                 continue
-            per_unit = segments.sum(row_losses(loss, outputs, targets)) / segments.sizes
-            _backward(tape, per_unit.sum())
+            if known is None or known.loss() is not loss:
+                check_stateless(loss, outputs, targets)
+            per_row = row_losses(loss, outputs, targets)
+            compare_losses(loss, outputs, targets, per_row)
+            if known is None or known.state != state or may_reorder(per_row):
+                with _no_checkpoints():
+                    tape.check_order(per_row)
+            per_unit = segments.sum(per_row) / segments.sizes
+            with _no_checkpoints():
+                tape.backward(per_unit.sum())
         check_untouched(model, before)
         if _disturbed(model, inputs, generators):  # p has been raised since, for instance
             if is_random:
                 raise refuse_random(model, "")
             is_random = True
             continue
-        choices.claims[model] = Learnt(state, claims, is_random)
+        choices.claims[model] = Learnt(state, claims, is_random, reference_to(loss))
         return tape.pieces, per_unit.detach()
 
 
-def _backward(tape: Tape, total: Tensor) -> None:
+@contextmanager
+def _no_checkpoints() -> Iterator[None]:
     try:
-        tape.backward(total)
+        yield
     except CheckpointError as error:
         raise ModelError(
             "checkpointed-model",

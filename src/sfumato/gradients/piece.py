@@ -18,6 +18,7 @@ from sfumato.gradients.shapes import Float, Float64, Shaped
 
 ROUNDING_GUARD = 256  # how much larger than rounding a Gram norm must be to be taken as it is
 UNITS_AT_ONCE = 8  # units whose gradients are added in the working precision; such sums are added in float64
+LARGEST_INPUT = 1e15  # times a step of float32's subnormal numbers, 1e-45: nothing beside any clip norm
 BLOCK = 4096  # values whose squares are added in the tensor's own precision; blocks are added in float64
 
 
@@ -144,6 +145,20 @@ def weighted_sum(
         chunk, weights = flat[start : start + UNITS_AT_ONCE], factors[start : start + UNITS_AT_ONCE]
         total += weights.to(dtype) @ zero_where_dropped(chunk.to(dtype), weights)
     return total.view(gradients.shape[1:])
+
+
+def scaled_operands(x: Tensor, g: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs and scaled output gradients whose product is the weighted sum; ``factors`` are of the rows.
+
+    Guarantee: no row is rounded by more than the clip's margin covers. Beside a huge input the factor times g
+    falls among the subnormal numbers, whose steps are too coarse; such a batch is multiplied in float64.
+    """
+    x = zero_where_dropped(x, factors)
+    least, most = torch.aminmax(x) if x.numel() else (x.new_zeros(()), x.new_zeros(()))
+    if not (least >= -LARGEST_INPUT and most <= LARGEST_INPUT):
+        x, g = x.double(), g.double()
+    weights = factors.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
+    return x, zero_where_dropped(g * weights, factors)
 
 
 def zero_where_dropped(

@@ -11,7 +11,7 @@ from torch.func import vmap
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sfumato.errors import ConfigError, ModelError
+from sfumato.errors import ConfigError, ModelError, PrivacyError
 
 Loss = Callable[..., Tensor]
 
@@ -38,6 +38,50 @@ def row_losses(loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
         return vmap(one)(outputs, targets)
     except RuntimeError:  # the loss looks at values, which vmap does not allow
         return torch.stack([one(tree_map(lambda v, i=i: v[i], outputs), targets[i]) for i in range(rows)])
+
+
+@torch.no_grad()
+def check_stateless(loss: Loss, outputs: Any, targets: Tensor) -> None:
+    """Refuse a loss that gives a row another value when it is asked again, or in another order.
+
+    Rows of noise are asked that grow from one to the next, so that a running maximum, mean or count moves on
+    each of them; ``outputs`` and ``targets`` tell their shapes and the labels that there are.
+    """
+    if loss is cross_entropy or not len(targets):
+        return
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.tensor([0.1, 0.5, 1.0, 2.0, 4.0, 8.0], dtype=torch.float64)
+    places = torch.arange(len(scales), device=targets.device)
+    labels = targets[places % len(targets)]
+
+    def noise(value: Tensor) -> Tensor:
+        shape = (len(scales), *value.shape[1:])
+        rows = torch.randn(shape, generator=generator, dtype=torch.float64)
+        rows = rows * scales.view(-1, *[1] * (len(shape) - 1))
+        return rows.to(value) if value.is_floating_point() else value[:1].expand(shape)
+
+    rows = tree_map(noise, outputs)
+    compare_losses(loss, rows, labels, row_losses(loss, rows, labels))
+
+
+@torch.no_grad()
+def compare_losses(loss: Loss, outputs: Any, targets: Tensor, values: Tensor) -> None:
+    """Refuse a loss whose ``values`` for these rows are others now, the rows being in the opposite order."""
+    if loss is cross_entropy:
+        return
+    places = torch.arange(len(targets), device=targets.device).flip(0)
+    again = row_losses(loss, tree_map(lambda v: v.detach()[places], outputs), targets[places]).flip(0)
+    values = values.detach()
+    tolerance = max(1e-4, 8 * torch.finfo(values.dtype).eps)
+    comparable = values.isfinite() & again.isfinite()
+    if ((values - again).abs() > tolerance * (values.abs() + 1e-3))[comparable].any():
+        raise PrivacyError(
+            "stateful-loss",
+            "the loss gives the same outputs and target another value when it is asked again.",
+            why="It remembers the rows before, or draws random numbers; one example then moves the gradients "
+            "of all that follow, which no clip bounds.",
+            fix="Let the loss depend on its arguments alone: fixed class weights, no running counts.",
+        )
 
 
 def _check_outputs(loss: Loss, outputs: Any, rows: int) -> None:

@@ -22,6 +22,7 @@ from sfumato.gradients.claims import Claim
 from sfumato.gradients.fallback import fallback_rule, output_tensors
 from sfumato.gradients.piece import Materialised, Piece, UnitGradients
 from sfumato.gradients.probe import has_rows
+from sfumato.gradients.row_order import check_row_order, row_norms, row_weights
 from sfumato.gradients.segments import Segments
 from sfumato.gradients.stochastic import Drawn
 
@@ -37,6 +38,7 @@ class Tape:
         self.pieces: dict[str, Piece] = {}
         self.waiting: list[tuple[Claim, Call]] = []
         self.drawn: Drawn | None = None  # the random numbers of the pass, if the model draws
+        self.order: dict[tuple[str, int, int], Tensor] | None = None  # norms, while the order is checked
         self.starts: list[int] = []  # of the modules under way: how many draws were kept before
 
     @contextmanager
@@ -119,6 +121,9 @@ class Tape:
         return value
 
     def _arrived(self, claim: Claim, call: Call, index: int, gradient: Tensor) -> None:
+        if self.order is not None:
+            self.order[claim.path, id(call), index] = row_norms(gradient)
+            return
         gradients = list(call.gradients)
         gradients[index] = gradient.detach()
         call.gradients = tuple(gradients)
@@ -130,6 +135,9 @@ class Tape:
         call.check_unchanged()
         with torch.autocast(call.input.device.type, enabled=False):
             result, pieces = backward(gradient)
+        if self.order is not None:
+            self.order[claim.path, id(call), 0] = row_norms(gradient)
+            return result
         self._keep(claim, pieces, once=self._used_once(claim))
         call.release()
         return result
@@ -158,6 +166,25 @@ class Tape:
         if name in self.pieces:
             gradients = gradients + cast(Materialised, self.pieces[name]).gradients  # of an earlier use
         self.pieces[name] = Materialised(gradients)
+
+    def check_order(self, losses: Tensor) -> None:
+        """Refuse a model in which row k of some layer is not row k of the batch; keeps the graph."""
+        if not self.roots or not losses.requires_grad:
+            return
+        plain = self._norms(losses.sum())
+        for weights in row_weights(len(losses), losses.dtype, losses.device):
+            weighted = self._norms((losses * weights.to(losses.dtype)).sum())
+            for key, norms in plain.items():
+                check_row_order(key[0] or "the model", norms, weighted[key], weights)
+
+    def _norms(self, total: Tensor) -> dict[tuple[str, int, int], Tensor]:
+        """The norm of each row's gradient at each layer's output, by a backward pass that settles nothing."""
+        self.order = {}
+        try:
+            torch.autograd.grad(total, self.roots, allow_unused=True, retain_graph=True)
+            return self.order
+        finally:
+            self.order = None
 
     def backward(self, total: Tensor) -> None:
         """Input gradients only, down to the first trained layer and not beyond."""
