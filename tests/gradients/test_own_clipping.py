@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from comparison import Forced
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from comparison import Forced
 from oracles import distance
 from sfumato.errors import PrivacyError
 from sfumato.gradients import CLIPPINGS, FlatClipping, clipped_sum
