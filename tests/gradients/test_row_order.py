@@ -54,7 +54,8 @@ def test_rows_in_an_order_by_their_values_are_refused_whenever_it_shows(how: str
     clipped_sum(model, alike, torch.arange(rows) % 10, clip_norm=1.0, choices=choices)
     with pytest.raises(PrivacyError, match="reorders-rows"):
         clipped_sum(model, *filled(rows), clip_norm=1.0, choices=choices)
-    with pytest.raises(PrivacyError, match="reorders-rows"):
+    # a not-a-number spreads through a product with a matrix
+    with pytest.raises(PrivacyError, match="mixes-examples" if how == "matrix" else "reorders-rows"):
         check_model(model, torch.randn(4, 1, 8, 8))
 
 
@@ -67,7 +68,8 @@ def test_more_rows_than_there_are_powers_of_two_are_told_apart() -> None:
     class SwapsFarRows(Ordered):
         def forward(self, x: Tensor) -> Tensor:
             order = torch.arange(len(x))
-            order[[0, 64]] = order[[64, 0]]  # equal in the first digit
+            if len(x) > 64:
+                order[[0, 64]] = order[[64, 0]]  # equal in the first digit
             return self.head(torch.relu(self.first(x.flatten(1)[order]))[order])
 
     inputs, targets = torch.randn(70, 1, 8, 8), torch.arange(70) % 10
@@ -133,15 +135,15 @@ def test_a_loss_that_begins_to_remember_later_is_refused() -> None:
     model, inputs, targets = nn.Linear(20, 3), torch.randn(12, 20), torch.arange(12) % 3
     loss = Late()
     clipped_sum(model, inputs, targets, clip_norm=1.0, loss=loss)
+    loss.calls = 20
     with pytest.raises(PrivacyError, match="stateful-loss"):
-        for _ in range(20):
-            clipped_sum(model, inputs, targets, clip_norm=1.0, loss=loss)
+        clipped_sum(model, inputs, targets, clip_norm=1.0, loss=loss)
 
 
 def test_a_loss_that_looks_at_values_is_no_such_loss() -> None:
     def robust(outputs: Tensor, targets: Tensor) -> Tensor:
         value = cross_entropy(outputs, targets)
-        return value if float(value) < 1 else value.sqrt()
+        return value if float(value.detach()) < 1 else value.sqrt()
 
     model, inputs, targets = nn.Linear(20, 3), torch.randn(12, 20), torch.arange(12) % 3
     expected = reference(model, inputs, targets, loss=robust)
