@@ -115,7 +115,10 @@ def moved_by_one_unit(model: nn.Module, rows: int) -> float:
 def test_what_breaks_the_bound_is_refused(name):
     torch.manual_seed(0)
     model = net(Layer(FORWARD_MIXERS[name]), nn.Tanh())
-    assert moved_by_one_unit(model, 16) > 1.01
+    try:
+        assert moved_by_one_unit(model, 16) > 1.01
+    except PrivacyError as error:  # the engine notices some of them itself
+        assert error.code in ("mixes-examples", "reorders-rows")  # noqa: PT017
     with pytest.raises(PrivacyError, match="mixes-examples"):
         check_model(model, IMAGES)
     sound = net(Layer(lambda x: 0.5 * x), nn.Tanh())

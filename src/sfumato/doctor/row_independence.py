@@ -58,9 +58,10 @@ def check_independence(
     Guarantee: numeric, not by class names. Seven rows are passed in other orders, with some replaced by large
     values and by values that are not numbers (which spread through every sum, mean and maximum they enter),
     with some left out, repeated, and alone; then once in a batch of ``num_rows``; then rows of many kinds
-    (zero, constant, positive, whole levels, …), among their like and not. Every row must give what it gave. The modes are the model's present ones. Returns the names of the modules that draw random
-    numbers; those are held equal for all rows. What happens only at other sizes, or after more passes than
-    these, is not seen.
+    (zero, constant, positive, whole levels, …), among their like and not. Every row must give what it gave.
+    The modes are the model's present ones. Returns the names of the modules that draw random numbers; those
+    are held equal for all rows. What happens only at other sizes or values, or after more passes than these,
+    is not seen.
     """
     examination = _Examination(model, rows_like(inputs, NUM_ROWS), tolerance)
     for variant in VARIANTS:

@@ -1,7 +1,7 @@
 """Rows of many kinds, since a model may mix rows for some values only: ``if (x < 0).any()``.
 
 Each kind is met in a batch of its own, in one with a single row of another kind, alone among plain rows, and
-among rows of all kinds: every condition on ``any`` or ``all`` rows of such a kind changes between two of them.
+among rows of other kinds: a condition on ``any`` or ``all`` rows of such a kind changes between two of them.
 """
 
 from __future__ import annotations

@@ -50,13 +50,15 @@ def check_stateless(loss: Loss, outputs: Any, targets: Tensor) -> None:
     if loss is cross_entropy or not len(targets):
         return
     generator = torch.Generator().manual_seed(0)
-    scales = torch.tensor([0.1, 0.5, 1.0, 2.0, 4.0, 8.0], dtype=torch.float64)
+    # up to sizes beyond whatever the loss may have met before; each with both signs, so that one is wrong
+    scales = torch.tensor([0.1, 0.5, 1.0, 4.0, 1e2, 1e4, 1e6, 1e8], dtype=torch.float64).repeat_interleave(2)
     places = torch.arange(len(scales), device=targets.device)
     labels = targets[places % len(targets)]
 
     def noise(value: Tensor) -> Tensor:
         shape = (len(scales), *value.shape[1:])
         rows = torch.randn(shape, generator=generator, dtype=torch.float64)
+        rows[1::2] = -rows[::2]
         rows = rows * scales.view(-1, *[1] * (len(shape) - 1))
         return rows.to(value) if value.is_floating_point() else value[:1].expand(shape)
 

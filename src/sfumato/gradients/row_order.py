@@ -1,9 +1,9 @@
 """Whether what reaches row k of a layer is the gradient of row k's loss, and of no other.
 
 The engine takes row k of every layer for row k of the batch. A model that sorts its rows, runs a layer and
-puts them back has the same outputs, but each unit would be credited with another's gradient. The backward pass is
-linear: if the loss of each row is multiplied by a number of its own, the gradient in row k of a layer must be
-multiplied by the number of row k. Powers of two change no digit, so that rounding is no excuse.
+puts them back has the same outputs, but each unit would be credited with another's gradient. The backward
+pass is linear: if the loss of each row is multiplied by a number of its own, the gradient in row k of a layer
+must be multiplied by the number of row k. Powers of two change no digit, so that rounding is no excuse.
 """
 
 from __future__ import annotations
