@@ -90,7 +90,7 @@ def units_not_compared_between_batches(patch: MonkeyPatch) -> None:
 def doctor_without_the_recipes_options(patch: MonkeyPatch) -> None:
     rewrite(
         patch,
-        "sfumato.cli.doctor:_model_findings",
+        "sfumato.cli.doctor:_run_findings",
         "    splits = splits or _blank_images(recipe)\n",
         "    splits = splits or _blank_images(recipe)\n    recipe.model.options.clear()\n",
     )
