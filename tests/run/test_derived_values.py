@@ -29,7 +29,9 @@ NUM_UNITS = 24
 @pytest.fixture(autouse=True)
 def own_place(tmp_path, monkeypatch):
     monkeypatch.setenv("SFUMATO_LEDGER", str(tmp_path / "ledger.sqlite"))
-    monkeypatch.setattr(preparing, "check_model", lambda *_: [])  # takes seconds, and sees no private image
+    monkeypatch.setattr(
+        preparing, "check_model", lambda *_, **__: []
+    )  # takes seconds, and sees no private image
 
 
 @pytest.fixture
