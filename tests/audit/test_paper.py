@@ -109,6 +109,7 @@ def test_table_9_is_a_bound_and_sees_a_violation() -> None:
     honest = table_row(PROBLEMS[100], 8.0, BLANK, gaussian_scores(1.9))
     assert 1.0 < honest.lower_bound < 8.0
     assert honest.ceiling > honest.lower_bound
+    assert 1.0 < honest.lower_bound_of_all < 8.0
     assert 0.88 < honest.auc < 0.94
     assert 0.6 < honest.advantage < 0.7
     assert honest.advantage_upper_bound == pytest.approx(0.9993, abs=1e-3)

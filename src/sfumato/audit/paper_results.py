@@ -33,6 +33,7 @@ class Row:
     setting: dict[str, str | float]
     num_models: int  # a side, those that chose the threshold included
     lower_bound: float
+    lower_bound_of_all: float  # without held-out models: several thresholds that share the misses
     ceiling: float  # what an attack without an error would have shown with as many models
     confidence: float
     auc: float
@@ -73,6 +74,13 @@ def table_row(problem: Problem, epsilon: float, setting: Setting, scores: Scores
         setting=setting.as_dict(),
         num_models=size,
         lower_bound=bound.epsilon,
+        lower_bound_of_all=clopper_pearson_bound(
+            scores[0][:size],
+            scores[1][:size],
+            delta=problem.delta,
+            confidence=CONFIDENCE,
+            threshold="bonferroni",
+        ).epsilon,
         ceiling=bound.ceiling,
         confidence=CONFIDENCE,
         auc=area.value,
