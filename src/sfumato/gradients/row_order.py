@@ -38,7 +38,8 @@ def may_reorder(losses: Tensor) -> bool:
 def row_weights(rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Powers of two for each row, several times: no two rows have the same in all of them."""
     base = 16 if dtype == torch.float16 else 64
-    number, result = torch.arange(rows, device=device), []
+    number = torch.arange(rows, device=device)
+    result: list[Tensor] = []
     while not result or number.any():
         result.append(torch.exp2((number % base - base // 2).double()))
         number = number // base

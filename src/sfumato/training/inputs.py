@@ -71,7 +71,7 @@ class Units:
         The data's fingerprint says neither: relabelled and regrouped images are still the same people's.
         """
         columns = np.empty((3, len(self.data)), dtype="<i8")
-        columns[0], columns[1] = self.data.content_ids.cpu().numpy(), self.data.labels.cpu().numpy()
+        columns[0], columns[1] = self.data.known_ids.cpu().numpy(), self.data.labels.cpu().numpy()
         sizes = (self.offsets[1:] - self.offsets[:-1]).numpy()
         columns[2, self.rows.numpy()] = np.repeat(np.arange(len(self)), sizes)
         columns = columns[:, np.lexsort(columns[::-1])]

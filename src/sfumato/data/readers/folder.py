@@ -144,7 +144,8 @@ def _suggestions(headers: Sequence[Header], image_size: int | None, channels: in
 
 
 def _number_patients(entries: Sequence[Entry]) -> tuple[tuple[str, ...] | None, torch.Tensor | None]:
-    if any(entry.patient is None for entry in entries):
+    named = [entry.patient for entry in entries if entry.patient is not None]
+    if len(named) < len(entries):
         return None, None
-    names, numbers = np.unique([one_spelling(entry.patient) for entry in entries], return_inverse=True)
+    names, numbers = np.unique(np.array([one_spelling(name) for name in named]), return_inverse=True)
     return tuple(names.tolist()), torch.from_numpy(numbers.astype(np.int64))
