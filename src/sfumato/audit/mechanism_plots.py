@@ -11,6 +11,7 @@ import numpy as np
 from sfumato.audit.curves import roc_curve, score_histogram
 from sfumato.audit.mechanism import MechanismResult
 from sfumato.audit.scores import Scores
+from sfumato.privacy.statement import round_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,7 @@ def plot_mechanism(
     fewest = 1 / max(result.repetitions for result in results)
     for result, sides in zip(results, scores, strict=True):
         fpr, tpr = zip(*roc_curve(*sides).points(lowest=fewest), strict=True)
-        left.loglog(fpr, tpr, label=f"ε = {result.nominal_epsilon:.3g}")
+        left.loglog(fpr, tpr, label=f"ε = {round_up(result.nominal_epsilon, 3)}")
     left.plot([fewest, 1], [fewest, 1], color="#9aa5b1", linewidth=0.8)
     left.set(xlim=(fewest, 1), ylim=(fewest, 1), title="ROC of the likelihood score")
     left.set(xlabel="false positive rate", ylabel="true positive rate")
@@ -52,7 +53,9 @@ def _draw_scores(axes: Axes, result: MechanismResult, sides: tuple[Scores, Score
     bins = score_histogram(*sides)
     axes.stairs(bins["num_out"], bins["edges"], fill=True, alpha=0.5, color=_SOFT, label="without the canary")
     axes.stairs(bins["num_in"], bins["edges"], fill=True, alpha=0.5, color=_ACCENT, label="with it")
-    axes.set(title=f"nominal ε = {result.nominal_epsilon:.3g}", xlabel="log-likelihood ratio", yticks=[])
+    axes.set(
+        title=f"nominal ε = {round_up(result.nominal_epsilon, 3)}", xlabel="log-likelihood ratio", yticks=[]
+    )
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
 

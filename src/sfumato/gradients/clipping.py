@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ SquaredNorms = Mapping[str, Float64[Tensor, "units"]]  # by the parameter's name
 Factors = dict[str, Float64[Tensor, "units"]]  # by the parameter's name
 
 
+@runtime_checkable
 class Clipping(Protocol):
     """How a unit's gradient is bounded."""
 
