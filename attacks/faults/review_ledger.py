@@ -14,9 +14,7 @@ SPELLINGS = "test_one_person_in_several_spellings_is_one_unit_in_training_and_in
 
 @fault("two-spellings-two-units", tests=(f"data/test_manifest.py::{SPELLINGS}",))
 def two_spellings_two_units(patch: MonkeyPatch) -> None:
-    rewrite(
-        patch, "sfumato.data.readers.folder:_number_patients", "one_spelling(entry.patient)", "entry.patient"
-    )
+    rewrite(patch, "sfumato.data.readers.folder:_number_patients", "one_spelling(name)", "name")
 
 
 @fault(
