@@ -114,15 +114,17 @@ def _write(out: Path, results: list, scores: list, audits: list) -> None:
 
 
 def _echo(result: MechanismResult) -> None:
+    from sfumato.privacy.statement import round_down, round_up
+
     click.echo(
-        f"ε = {result.nominal_epsilon:.3g} promised   at least {result.epsilon:.3g} found "
+        f"ε = {round_up(result.nominal_epsilon, 3)} promised   at least {round_down(result.epsilon, 3)} found "
         f"({100 * result.share:.0f} %, {100 * result.confidence:g} % sure)   "
         f"at most {result.ceiling:.3g} could have been   {result.repetitions:,} trainings a side"
     )
     click.echo(
         f"    noise multiplier {result.measured_noise_multiplier:.4g} measured, "
         f"{result.noise_multiplier:.4g} accounted   nothing assumed: ε at least "
-        f"{result.clopper_pearson_epsilon:.3g}"
+        f"{round_down(result.clopper_pearson_epsilon, 3)}"
     )
     for violation in result.violations:
         click.secho(f"    VIOLATION  {violation}", fg="red", bold=True)

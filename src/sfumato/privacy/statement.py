@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import TYPE_CHECKING
 
 from sfumato import accounting
@@ -108,6 +108,12 @@ def round_up(value: float, digits: int = 4) -> str:
         return "no bound"
     # repr: the shortest decimal that is this float, so that a budget of 0.1 stays 0.1
     rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
+    return f"{float(rounded):.{digits}g}"
+
+
+def round_down(value: float, digits: int = 4) -> str:
+    """A lower bound with so many significant digits, never above the value: what was shown is not rounded up."""
+    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(repr(float(value)))
     return f"{float(rounded):.{digits}g}"
 
 
