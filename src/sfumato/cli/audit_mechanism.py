@@ -117,7 +117,8 @@ def _echo(result: MechanismResult) -> None:
     from sfumato.privacy.statement import round_down, round_up
 
     click.echo(
-        f"ε = {round_up(result.nominal_epsilon, 3)} promised   at least {round_down(result.epsilon, 3)} found "
+        f"ε = {round_up(result.nominal_epsilon, 3)} promised   "
+        f"at least {round_down(result.epsilon, 3)} found "
         f"({100 * result.share:.0f} %, {100 * result.confidence:g} % sure)   "
         f"at most {result.ceiling:.3g} could have been   {result.repetitions:,} trainings a side"
     )

@@ -112,7 +112,7 @@ def round_up(value: float, digits: int = 4) -> str:
 
 
 def round_down(value: float, digits: int = 4) -> str:
-    """A lower bound with so many significant digits, never above the value: what was shown is not rounded up."""
+    """A lower bound with so many significant digits, never above the value."""
     rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(repr(float(value)))
     return f"{float(rounded):.{digits}g}"
 
