@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 import sfumato
 import sfumato.models
 from sfumato.accounting import event_from_dict
+from sfumato.errors import RunError
 from sfumato.ledger.ledger import Ledger
 from sfumato.recipes.recipe import recipe_from_toml, recipe_to_toml
 from sfumato.release.card import headline
@@ -188,6 +189,18 @@ def test_state_values(run):
             restore(run)
 
     check()
+
+
+def test_an_average_of_other_shapes_is_refused(run):
+    file = run / "state/state.safetensors"
+    restore(run)  # the control
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    name = next(name for name in tensors if name.startswith("average."))
+    save_file({**tensors, name: tensors[name].flatten()[:1]}, file, metadata=metadata)
+    with pytest.raises(RunError, match="averaged weights have other names or shapes"):
+        restore(run)
 
 
 def test_spending(run, tmp_path):
