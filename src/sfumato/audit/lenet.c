@@ -14,7 +14,7 @@
 #define UNROLLED _Pragma("GCC unroll 25") /* the sums stay in registers */
 #define INLINE static inline __attribute__((always_inline))
 
-enum { SIDE = 28, WIDE = 48, TALL = 32, OUT1 = 32, POOLED = 14, BAND = 84, OUT2 = 10, FILTERS1 = 6 };
+enum { SIDE = 28, WIDE = 48, TALL = 32, OUT1 = 32, POOLED = 14, BAND = 84, OUT2 = 10, FILTERS1 = 6, LINE = 96 };
 enum { ACTIVE1 = FILTERS1 * SIDE * OUT1, HIDDEN1 = POOLED * BAND + 16, ACTIVE2 = 1600 };
 enum { KEPT = ACTIVE1 + HIDDEN1 + ACTIVE2 }; /* floats that a row leaves for its backward pass */
 
@@ -154,28 +154,35 @@ INLINE void second_filters(const float *hidden, const float *sums, float *filter
         }
 }
 
-/* turned: (5, 16, 32), the output channel in the middle and two zeros at the end of each 30 */
-INLINE void second_backward(const float *sums, const float *turned, float *hidden) {
-    memset(hidden, 0, sizeof(float) * HIDDEN1);
-    for (int y = 0; y < OUT2; y++)
-        for (int ky = 0; ky < 5; ky++)
-            for (int block = 0; block < OUT2; block += 5) {
-                vector parts[5][2] = {0};
+/* turned: (5, 16, 32), the output channel in the middle and two zeros at the end of each 30. The windows of
+   neighbouring x overlap: each fifth goes to a line of its own, and the lines are added at the end, since a
+   load that needs parts of two recent stores would wait for both. `lines` is zero where no window reaches. */
+INLINE void second_backward(const float *sums, const float *turned, float lines[POOLED][5][LINE],
+                            float *hidden) {
+    for (int y = 0; y < POOLED; y++)
+        for (int block = 0; block < OUT2; block += 5) {
+            vector parts[5][2] = {0};
+            const int first = y < OUT2 ? 0 : y - OUT2 + 1, last = y < 5 ? y : 4;
+            for (int ky = first; ky <= last; ky++)
                 for (int f = 0; f < 16; f++) {
                     const vector low = load(turned + (ky * 16 + f) * 32);
                     const vector high = load(turned + (ky * 16 + f) * 32 + 16);
                     UNROLLED for (int x = 0; x < 5; x++) {
-                        const float g = sums[(y * OUT2 + block + x) * 16 + f];
+                        const float g = sums[((y - ky) * OUT2 + block + x) * 16 + f];
                         parts[x][0] += g * low;
                         parts[x][1] += g * high;
                     }
                 }
-                for (int x = 0; x < 5; x++)
-                    for (int half = 0; half < 2; half++) {
-                        float *to = hidden + (y + ky) * BAND + (block + x) * FILTERS1 + 16 * half;
-                        store(to, load(to) + parts[x][half]);
-                    }
-            }
+            for (int x = 0; x < 5; x++)
+                for (int half = 0; half < 2; half++)
+                    store(lines[y][x] + (block + x) * FILTERS1 + 16 * half, parts[x][half]);
+        }
+    for (int y = 0; y < POOLED; y++)
+        for (int at = 0; at < BAND; at += 16) {
+            vector all = load(lines[y][0] + at);
+            for (int x = 1; x < 5; x++) all += load(lines[y][x] + at);
+            store(hidden + y * BAND + at, all); /* what is too much, the next line overwrites */
+        }
 }
 
 INLINE void first_filters(const float *padded, const float *active, const float *hidden, float *weight,
@@ -221,13 +228,13 @@ FOR_EACH_PROCESSOR
 void lenet_backward(int64_t rows, const float *images, const int64_t *image_of, const int64_t *model_of,
                     int64_t rows_of_unit, const float *turned2, const float *kept, const float *features,
                     float *weight1, float *bias1, float *filters2, float *bias2) {
-    float padded[TALL * WIDE], sums[ACTIVE2], below[HIDDEN1 + 16];
+    float padded[TALL * WIDE], sums[ACTIVE2], below[HIDDEN1 + 16], lines[POOLED][5][LINE] = {0};
     for (int64_t row = 0; row < rows; row++) {
         const int64_t unit = row / rows_of_unit;
         const float *active1 = kept + row * KEPT, *hidden = active1 + ACTIVE1, *active2 = hidden + HIDDEN1;
         second_unpool(features + row * 400, active2, sums, bias2 + unit * 16);
         second_filters(hidden, sums, filters2 + unit * 2400);
-        second_backward(sums, turned2 + model_of[row] * 2560, below);
+        second_backward(sums, turned2 + model_of[row] * 2560, lines, below);
         pad_image(images + image_of[row] * SIDE * SIDE, padded);
         first_filters(padded, active1, below, weight1 + unit * 150, bias1 + unit * FILTERS1);
     }

@@ -107,7 +107,7 @@ class ManySums:
             factors = self.clipping.factors(squares, self.clip_norm, margin)
             counted = {name: value.view(present.shape) * present for name, value in factors.items()}
             for name, value in found.weighted_sums(counted).items():
-                sums[name][models] += value
+                sums[name].index_add_(0, models, value.double())
             norms.append(total_norms(squares)[present.flatten()])
             losses.append(found.losses[present])
         nothing = torch.zeros(0, dtype=torch.float64)

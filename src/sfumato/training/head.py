@@ -123,9 +123,9 @@ class HeadSum:
             piece = slice(start, start + size)
             given = all_rows if not isinstance(chosen, slice) else all_rows[piece]
             indices = None if isinstance(chosen, slice) else chosen[piece]
-            for value in sums:
-                value.zero_()
             if compiled:
+                for value in sums:
+                    value.zero_()
                 results = (norms[piece], losses[piece], *sums)
                 bound = clip_norm * (1 - ROUNDING)
                 head_sums(given, indices, targets[piece], squares[piece], weight, bias, bound, results)
@@ -136,8 +136,8 @@ class HeadSum:
                 norms[piece] = (residual.double().square().sum(1) * squares[piece]).sqrt()
                 residual *= _factors(norms[piece], clip_norm).to(residual.dtype)[:, None]
                 residual = _finite(residual)
-                sums[0].addmm_(residual.T, given if self._rows_are_finite else _finite(given))
-                sums[1].add_(residual.sum(0))
+                torch.mm(residual.T, given if self._rows_are_finite else _finite(given), out=sums[0])
+                torch.sum(residual, 0, out=sums[1])
             total_weight += sums[0]
             total_bias += sums[1]
         return total_weight, total_bias
