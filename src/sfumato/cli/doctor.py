@@ -98,7 +98,7 @@ def _run_findings(recipe: Recipe, splits: DataSplits | None, *, planned: bool) -
         resolved, checkpoint = resolve(recipe, splits, force=True)
         if planned and resolved.plan is not None:
             findings += examine_plan(resolved.plan)
-        network = preparation.first_network(
+        network = preparation.build_network(
             resolved.recipe, train, SecureSource(), checkpoint=checkpoint, device=device
         )
         check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
