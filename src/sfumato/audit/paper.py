@@ -130,7 +130,7 @@ class PaperAudit:
             plan_for(
                 self.problem, task.epsilon, task.setting.num_steps
             )  # once, before the threads ask for it
-        running: dict[Future, Task] = {}
+        running: dict[Future[np.ndarray], Task] = {}
         with _one_thread_each(self.num_workers) as pool:
             try:
                 while waiting or running:
