@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CONFIDENCE = 0.999
-HELD_OUT = 0.2  # of the models of each side: they choose the threshold, the others judge it
+HELD_OUT = 0.2  # of the models of each side: they choose the threshold, the others test it
 FEWEST = 10  # models a side
 
 Scores = tuple[np.ndarray, np.ndarray]  # of members, of others

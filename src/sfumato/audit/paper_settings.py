@@ -99,8 +99,8 @@ def setting_plan(problem: Problem, epsilon: float, setting: Setting) -> Plan:
 
 
 @dataclass(frozen=True)
-class Battlefield:
-    """What all models of an audit share: the examples, the five z, and the weights to begin with."""
+class Experiment:
+    """What all models of an audit share: the examples, the five z, and the first weights."""
 
     examples: ImageSet  # D
     canaries: Mapping[str, ImageSet]  # one image each
@@ -126,7 +126,7 @@ class Battlefield:
         return normalise(images, self.views.mean, self.views.std), labels
 
 
-def prepare(problem: Problem, *, views: int, init_seed: int, splits: DataSplits | None = None) -> Battlefield:
+def prepare(problem: Problem, *, views: int, init_seed: int, splits: DataSplits | None = None) -> Experiment:
     """The first |D| images of MNIST's training set, the five z, and LeNet with fixed random weights."""
     splits = load_data("mnist") if splits is None else splits
     if splits.test is None:
@@ -147,7 +147,7 @@ def prepare(problem: Problem, *, views: int, init_seed: int, splits: DataSplits 
     with torch.random.fork_rng():
         torch.manual_seed(init_seed)
         model = create_model("lenet", num_classes=10, in_channels=1)
-    return Battlefield(
+    return Experiment(
         examples=examples,
         canaries={name: _canary(name, splits.test) for name in CANARIES},
         model=model,
