@@ -37,7 +37,7 @@ def checksum_without_groups(patch: MonkeyPatch) -> None:
 def callers_network_is_trained(patch: MonkeyPatch) -> None:
     from sfumato.run import session
 
-    patch.setattr(session, "own_copy", lambda model: model)
+    patch.setattr(session, "training_copy", lambda model: model)
 
 
 @fault(
@@ -45,7 +45,7 @@ def callers_network_is_trained(patch: MonkeyPatch) -> None:
     tests=("run/test_run.py::test_the_statement_says_what_an_own_network_brings_along",),
 )
 def own_weights_unmentioned(patch: MonkeyPatch) -> None:
-    rewrite(patch, "sfumato.run.publish:stated_privacy", "prepared.resolved.own_model", "False")
+    rewrite(patch, "sfumato.run.publish:stated_privacy", "prepared.resolved.custom_model", "False")
 
 
 @fault(
@@ -73,20 +73,23 @@ CHAIN = "run/test_ancestry.py"
 )
 def renamed_ancestor_accepted(patch: MonkeyPatch) -> None:
     rewrite(
-        patch, "sfumato.run.provenance:check_apart", "in beginning.ancestors", "in beginning.ancestors[-1:-1]"
+        patch,
+        "sfumato.run.provenance:check_ancestors",
+        "in provenance.ancestors",
+        "in provenance.ancestors[-1:-1]",
     )
 
 
 @fault("unknown-ancestor-accepted", tests=(f"{CHAIN}::test_what_nothing_tells_of_must_be_declared",))
 def unknown_ancestor_accepted(patch: MonkeyPatch) -> None:
-    rewrite(patch, "sfumato.run.provenance:check_apart", "if not declared and", "if False and")
+    rewrite(patch, "sfumato.run.provenance:check_ancestors", "if not declared and", "if False and")
 
 
 @fault("bare-file-forgotten", tests=(f"{CHAIN}::test_a_bare_file_is_remembered_as_unknown",))
 def bare_file_forgotten(patch: MonkeyPatch) -> None:
     rewrite(
         patch,
-        "sfumato.run.provenance:judge",
+        "sfumato.run.provenance:assess",
         "checkpoint.ancestors if counted else",
         "checkpoint.ancestors if counted or checkpoint.data is None else",
     )

@@ -38,7 +38,7 @@ def steered_by_private_images(patch: MonkeyPatch) -> None:
 )
 def resolved_not_compared(patch: MonkeyPatch) -> None:
     """A resumed run takes whatever is resolved now."""
-    rewrite(patch, "sfumato.run.resolve:keep_resolved", "if changed:", "if False:")
+    rewrite(patch, "sfumato.run.resolve:record_resolved", "if changed:", "if False:")
 
 
 @fault("schedule-begins-anew", tests=("training/test_schedules.py",))

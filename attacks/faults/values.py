@@ -38,11 +38,11 @@ def mean_of_the_images(patch):
 
     original = resolve.normalisation
 
-    def own(network, images, beginning):
-        _, deviation = original(network, images, beginning)
+    def of_the_images(network, images, provenance):
+        _, deviation = original(network, images, provenance)
         return (float(images.images.double().mean() / 255),), deviation
 
-    patch.setattr(resolve, "normalisation", own)
+    patch.setattr(resolve, "normalisation", of_the_images)
 
 
 @fault("declared-class-decides", tests=("data/test_folder.py",))

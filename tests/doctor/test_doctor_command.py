@@ -66,3 +66,29 @@ def test_a_recipe_is_examined_with_its_channels_weights_and_trained_parts(tmp_pa
     recipe.write_text(recipe.read_text().replace("width = 8}", 'width = 8}\ntrained = "last"'))
     refused = CliRunner().invoke(cli, ["doctor", "--recipe", str(recipe)])
     assert refused.exception.code == "nothing-to-fine-tune"  # as a run says: the layers to keep are random
+
+
+def test_settings_reach_the_data_and_what_was_noticed_while_loading_is_shown(image_folder):
+    folder = image_folder(train=4, grey=True)
+    words = ["doctor", "--data", str(folder), "--unit", "image"]
+    open_values = CliRunner().invoke(cli, words)
+    assert "sensitive: all files are of 12x12 pixels and grey" in open_values.output
+    (note,) = json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)["notes"]
+    assert "data.channels=1" in note
+    fixed = ["--set", "data.channels=1", "--image-size", "12"]
+    assert json.loads(CliRunner().invoke(cli, [*words, *fixed, "--json"]).stdout)["notes"] == []
+    declared = CliRunner().invoke(cli, [*words, "--set", 'data.classes=["cat", "horse"]'])
+    assert declared.exception is not None  # an image of a class that was not declared is refused, as by train
+
+
+def test_without_data_the_declared_classes_and_channels_shape_the_model(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "sfumato.run.prepare.check_model", lambda model, images, **size: seen.append((model, images)) or []
+    )
+    settings = ["--set", "data.channels=1", "--set", 'data.classes=["a", "b", "c"]']
+    result = CliRunner().invoke(cli, ["doctor", "--model", "wrn_10_1", "--image-size", "8", *settings])
+    assert result.exit_code == 0, result.output
+    ((model, images),) = seen
+    assert images.shape[1:] == (1, 8, 8)
+    assert model(images).shape[1] == 3

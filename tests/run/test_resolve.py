@@ -15,7 +15,7 @@ from sfumato.release.run_folder import RunFolder
 from sfumato.reporting.records import read_run
 from sfumato.run import planning
 from sfumato.run.prepare import prepare
-from sfumato.run.provenance import find_beginning
+from sfumato.run.provenance import find_provenance
 from sfumato.run.resolve import resolve
 from sfumato.run.session import train
 from sfumato.training import components
@@ -131,15 +131,15 @@ def test_a_first_stage_is_known_before_it_is_trained(tmp_path):
     assert (nothing, checkpoint is None) == (None, False)
     assert before == after
     assert before.document() == json.loads((tmp_path / "run/resolved.json").read_text())
-    assert resolve(open_recipe(), small_splits())[0].beginning is None  # the control
+    assert resolve(open_recipe(), small_splits())[0].provenance is None  # the control
 
 
 def test_two_stages_are_prepared_once_each(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "sfumato.run.resolve.find_beginning",
+        "sfumato.run.resolve.find_provenance",
         lambda recipe, *args, **options: (
-            calls.append(recipe.data.name) or find_beginning(recipe, *args, **options)
+            calls.append(recipe.data.name) or find_provenance(recipe, *args, **options)
         ),
     )
     recipe = open_recipe(pretraining__data="digits", pretraining__num_epochs=0.1)

@@ -16,7 +16,7 @@ from sfumato.ledger.ledger import Cap, Ledger
 from sfumato.recipes.recipe import with_settings
 from sfumato.run.planning import default_delta
 from sfumato.run.prepare import prepare
-from sfumato.run.publish import OWN_MODEL
+from sfumato.run.publish import CUSTOM_MODEL
 from sfumato.run.session import train
 from small_runs import SmallNet, Watcher, small_recipe, small_set, small_splits
 
@@ -414,8 +414,8 @@ def test_the_statement_says_what_an_own_network_brings_along(tmp_path):
     for number, model in enumerate((SmallNet(), None)):
         recipe = small_recipe(training__num_steps=2)
         result = train(recipe, out=tmp_path / str(number), data=small_splits(), model=model)
-        assert (OWN_MODEL in result.privacy["statement"]) == (model is not None)
-        assert (OWN_MODEL in (tmp_path / str(number) / "release/README.md").read_text()) == (
+        assert (CUSTOM_MODEL in result.privacy["statement"]) == (model is not None)
+        assert (CUSTOM_MODEL in (tmp_path / str(number) / "release/README.md").read_text()) == (
             model is not None
         )
 

@@ -15,7 +15,7 @@ from sfumato.ledger.ledger import Ledger
 from sfumato.models import create_model
 from sfumato.run.prepare import prepare
 from sfumato.run.session import train
-from sfumato.run.weights import read_checkpoint, take_over
+from sfumato.run.weights import read_checkpoint, transfer_weights
 from sfumato.training.finetuning import choose_trained, first_layer, last_layer, training_mode
 from small_runs import small_recipe, small_set, small_splits
 
@@ -179,9 +179,9 @@ def test_a_pickle_is_not_opened(tmp_path):
 def test_taking_over_equal_classes_keeps_the_head(public_run):
     net = create_model("scale_resnet9", num_classes=3, in_channels=1, width=4, groups=2)
     checkpoint = read_checkpoint(public_run)
-    assert not take_over(net, checkpoint, classes=("a", "b", "c"))
+    assert not transfer_weights(net, checkpoint, classes=("a", "b", "c"))
     assert torch.equal(net.head.weight, checkpoint.weights["head.weight"])
-    assert take_over(net, checkpoint, classes=("a", "b", "d"))
+    assert transfer_weights(net, checkpoint, classes=("a", "b", "d"))
 
 
 def test_weights_without_a_guarantee_are_refused_unless_declared_public(public_run, tmp_path):
@@ -235,7 +235,7 @@ def test_a_private_release_is_counted_in(tmp_path):
     assert second.plan.noise_multiplier > 1.05 * alone.plan.noise_multiplier  # part of ε is spent already
     result = train(recipe, out=tmp_path / "second", data=small_splits())
     third = prepare(from_weights(tmp_path / "second", privacy__epsilon=20.0), data=small_splits())
-    assert third.beginning.data == "shades and shades"  # every set on the way is named
+    assert third.provenance.data == "shades and shades"  # every set on the way is named
     assert len(third.plan.extra_events) == 2
     assert "ε counts the steps that made them" in result.privacy["statement"]
     assert "does NOT count the search for their settings" in result.privacy["statement"]

@@ -78,10 +78,12 @@ class Convolutions:
         rows = len(self.features)
         _check_shapes({"gradient": gradient}, {"gradient": (rows, 400)})
         units = rows // rows_of_unit
-        found = tuple(torch.zeros(units, values) for values in (150, 6, 2400, 16))
+        weight1, bias1 = torch.zeros(units, 150), torch.zeros(units, 6)
+        weight2, bias2 = torch.zeros(units, 2400), torch.zeros(units, 16)
         passed = (self.images, self.image_of, self.model_of, rows_of_unit, self.turned, self.kept)
-        _call("lenet_backward", units * rows_of_unit, *passed, gradient.contiguous(), *found)
-        return found
+        results = weight1, bias1, weight2, bias2
+        _call("lenet_backward", units * rows_of_unit, *passed, gradient.contiguous(), *results)
+        return results
 
 
 def _call(name: str, *arguments: Tensor | int) -> None:

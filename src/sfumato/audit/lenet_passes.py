@@ -72,23 +72,24 @@ def unit_gradients(
     """
     models, units, rows = image_of.shape
     owners = torch.arange(models).repeat_interleave(units * rows)
-    way = WindowConvolutions if lenet_kernel.compiled() is None else lenet_kernel.Convolutions
-    convolutions = way(tuple(weights[name] for name in CONVOLUTIONS), images, image_of.flatten(), owners)
+    implementation = WindowConvolutions if lenet_kernel.compiled() is None else lenet_kernel.Convolutions
+    weight1, bias1, weight2, bias2 = (weights[name] for name in CONVOLUTIONS)
+    convolutions = implementation((weight1, bias1, weight2, bias2), images, image_of.flatten(), owners)
     x1 = convolutions.features.view(models, units * rows, 400)
     w1, w2, w3 = (weights[f"{layer}.weight"] for layer in (FULL1, FULL2, HEAD))
     x2 = _linear(x1, w1, weights[f"{FULL1}.bias"]).tanh_()
     x3 = _linear(x2, w2, weights[f"{FULL2}.bias"]).tanh_()
     logs = log_softmax(_linear(x3, w3, weights[f"{HEAD}.bias"]), dim=2)
-    wanted = one_hot(labels.repeat_interleave(rows, 1), logs.shape[2]).to(logs.dtype)
-    g3 = (logs.exp() - wanted) / rows  # a unit's gradient is the mean over its rows
+    targets = one_hot(labels.repeat_interleave(rows, 1), logs.shape[2]).to(logs.dtype)
+    g3 = (logs.exp() - targets) / rows  # a unit's gradient is the mean over its rows
     g2 = torch.ops.aten.tanh_backward(g3 @ w3, x3)
     g1 = torch.ops.aten.tanh_backward(g2 @ w2, x2)
-    found = convolutions.backward((g1 @ w1).view(-1, 400), rows)
+    gradients = convolutions.backward((g1 @ w1).view(-1, 400), rows)
     return UnitGradients(
         shape=(models, units, rows),
-        losses=-(logs * wanted).sum(2).view(models, units, rows).mean(2),
+        losses=-(logs * targets).sum(2).view(models, units, rows).mean(2),
         convolutions={
-            name: value.view(models, units, -1) for name, value in zip(CONVOLUTIONS, found, strict=True)
+            name: value.view(models, units, -1) for name, value in zip(CONVOLUTIONS, gradients, strict=True)
         },
         linears={FULL1: (x1, g1), FULL2: (x2, g2), HEAD: (x3, g3)},
     )

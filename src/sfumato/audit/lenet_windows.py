@@ -87,7 +87,8 @@ def _spread(filters: Tensor) -> Tensor:
 def _gathered(windows: Tensor) -> Tensor:
     """The transpose of ``_spread`` for one channel: (units, 24, 36) -> (units, 6, 5, 5)."""
     places = windows.view(-1, 2, 2, 6, 6, 6)
-    return sum(places[:, y, x, :, y : y + 5, x : x + 5] for y in range(2) for x in range(2))
+    corners = [places[:, y, x, :, y : y + 5, x : x + 5] for y in range(2) for x in range(2)]
+    return corners[0] + corners[1] + corners[2] + corners[3]
 
 
 def _pooled(logistic: Tensor, channels: int) -> Tensor:

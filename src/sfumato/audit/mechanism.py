@@ -183,8 +183,12 @@ def judge(
     threshold: Threshold = "split" if "ema" in audit.over else 0.0
     family, total = _family_bound(audit, inner, outer, threshold, audit.miss)
     scale_miss = SCALE_SHARE * check_confidence(audit.confidence)
-    more, less = sides["scale"], tuple(-side for side in sides["scale"])
-    by_scale = max(_family_bound(audit, *both, "split", scale_miss / 2)[0] for both in (more, less))
+    scale_in, scale_out = sides["scale"]
+    directions = (
+        (scale_in, scale_out),
+        (-scale_in, -scale_out),
+    )  # the canary may make the noise larger or smaller
+    by_scale = max(_family_bound(audit, more, less, "split", scale_miss / 2)[0] for more, less in directions)
     tail = clopper_pearson_bound(inner, outer, delta=plan.delta, confidence=1 - audit.miss)
     flawless = total_error_above(0, 2 * len(inner), audit.miss)
     measured, measured_upper = measured_noise(audit, sides["scale"])

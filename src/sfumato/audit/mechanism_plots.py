@@ -28,7 +28,8 @@ def plot_mechanism(
 
     figure = Figure(figsize=(3.2 * max(3, len(results)), 6.6), layout="constrained")
     FigureCanvasAgg(figure)
-    upper, lower = figure.subfigures(2, 1)
+    grid = figure.add_gridspec(2, 1)
+    upper, lower = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     for axes, result, sides in zip(
         np.atleast_1d(upper.subplots(1, len(results))), results, scores, strict=True
     ):

@@ -20,7 +20,7 @@ from sfumato.audit.gaussian import gaussian_total_variation
 from sfumato.audit.many_models import losses_of, train_many
 from sfumato.audit.paper_settings import (
     CANARIES,
-    Battlefield,
+    Experiment,
     Problem,
     Setting,
     all_settings,
@@ -129,18 +129,18 @@ class PaperAudit:
         if not waiting:
             return
         keep_freed_memory()
-        field = prepare(self.problem, views=self.views, init_seed=self.init_seed)
+        experiment = prepare(self.problem, views=self.views, init_seed=self.init_seed)
         for task in waiting:
             plan_for(
                 self.problem, task.epsilon, task.setting.num_steps
             )  # once, before the threads ask for it
-        running: dict[Future, Task] = {}
+        running: dict[Future[np.ndarray], Task] = {}
         with _one_thread_each(self.num_workers) as pool:
             try:
                 while waiting or running:
                     while waiting and len(running) < self.num_workers:
                         task = waiting.pop(0)
-                        running[pool.submit(self._losses, field, task)] = task
+                        running[pool.submit(self._losses, experiment, task)] = task
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         task = running.pop(future)
                         self.store.add(task.group, task.number, future.result())
@@ -150,19 +150,21 @@ class PaperAudit:
             finally:
                 waiting.clear()
 
-    def _losses(self, field: Battlefield, task: Task) -> np.ndarray:
+    def _losses(self, experiment: Experiment, task: Task) -> np.ndarray:
         """(models, canaries): the losses of freshly trained models on every z."""
-        model = deepcopy(field.model)  # scoring puts weights into it: no other thread may use it meanwhile
+        model = deepcopy(
+            experiment.model
+        )  # scoring puts weights into it: no other thread may use it meanwhile
         stacked = train_many(
             model,
             setting_plan(self.problem, task.epsilon, task.setting),
-            field.with_canary(task.setting.canary) if task.member else field.examples,
-            field.views,
+            experiment.with_canary(task.setting.canary) if task.member else experiment.examples,
+            experiment.views,
             num_models=task.count,
             learning_rate=task.setting.learning_rate,
             source=self._source(task),
         )
-        return losses_of(stacked, model, *field.rows()).double().numpy()
+        return losses_of(stacked, model, *experiment.rows()).double().numpy()
 
     def _source(self, task: Task) -> SecureSource | SeededSource:
         if task.phase == 1:  # the same for all groups, members or not: see the module's text

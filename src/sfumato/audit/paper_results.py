@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CONFIDENCE = 0.999
-HELD_OUT = 0.2  # of the models of each side: they choose the threshold, the others judge it
+HELD_OUT = 0.2  # of the models of each side: they choose the threshold, the others test it
 FEWEST = 10  # models a side
 
 Scores = tuple[np.ndarray, np.ndarray]  # of members, of others
@@ -30,7 +30,7 @@ class Row:
 
     epsilon: float  # nominal
     delta: float
-    setting: dict[str, str | float]
+    setting: Setting
     num_models: int  # a side, those that chose the threshold included
     lower_bound: float
     lower_bound_of_all: float  # without held-out models: several thresholds that share the misses
@@ -66,12 +66,13 @@ def table_row(problem: Problem, epsilon: float, setting: Setting, scores: Scores
     bound = clopper_pearson_bound(
         inner, outer, delta=problem.delta, confidence=CONFIDENCE, threshold=threshold
     )
+    assert bound.ceiling is not None  # Clopper-Pearson bounds have one
     middle = _threshold(chosen_on, lambda fpr, fnr: 1 - fpr - fnr)
     area = auc(inner, outer)
     return Row(
         epsilon=epsilon,
         delta=problem.delta,
-        setting=setting.as_dict(),
+        setting=setting,
         num_models=size,
         lower_bound=bound.epsilon,
         lower_bound_of_all=clopper_pearson_bound(
@@ -119,8 +120,10 @@ def table_text(rows: Sequence[Row]) -> str:
             *(f"{row.ceiling:.2f}", f"{row.auc:.3f}", area, f"{row.advantage:.3f}", advantage),
             f"{row.advantage_upper_bound:.2f}",
         )
-        setting = "{canary}, rate {learning_rate:g}, clip {clip_norm:g}, {num_steps} updates".format(
-            **row.setting
+        chosen = row.setting
+        setting = (
+            f"{chosen.canary}, rate {chosen.learning_rate:g}, clip {chosen.clip_norm:g}, "
+            f"{chosen.num_steps} updates"
         )
         note = "   VIOLATION" if row.violates else ""
         lines.append("".join(f"{value:>11}" for value in values) + f"   {setting}{note}")
@@ -134,7 +137,8 @@ def plot_audit(rows: Sequence[Row], scores: Mapping[float, Scores], path: Path) 
 
     figure = Figure(figsize=(3.2 * max(3, len(rows)), 6.6), layout="constrained")
     FigureCanvasAgg(figure)
-    upper, lower = figure.subfigures(2, 1)
+    grid = figure.add_gridspec(2, 1)
+    upper, lower = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     for axes, row in zip(np.atleast_1d(upper.subplots(1, len(rows))), rows, strict=True):
         _draw_histogram(axes, row, scores[row.epsilon])
     left, right = lower.subplots(1, 2)

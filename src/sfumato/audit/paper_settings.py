@@ -99,8 +99,8 @@ def setting_plan(problem: Problem, epsilon: float, setting: Setting) -> Plan:
 
 
 @dataclass(frozen=True)
-class Battlefield:
-    """What all models of an audit share: the examples, the five z, and the weights to begin with."""
+class Experiment:
+    """What all models of an audit share: the examples, the five z, and the first weights."""
 
     examples: ImageSet  # D
     canaries: Mapping[str, ImageSet]  # one image each
@@ -126,9 +126,16 @@ class Battlefield:
         return normalise(images, self.views.mean, self.views.std), labels
 
 
-def prepare(problem: Problem, *, views: int, init_seed: int, splits: DataSplits | None = None) -> Battlefield:
+def prepare(problem: Problem, *, views: int, init_seed: int, splits: DataSplits | None = None) -> Experiment:
     """The first |D| images of MNIST's training set, the five z, and LeNet with fixed random weights."""
     splits = load_data("mnist") if splits is None else splits
+    if splits.test is None:
+        raise ConfigError(
+            "too-few-images",
+            f"{splits.train.name} has no test images.",
+            why="Three of the five z are test images.",
+            fix="Take the whole of MNIST.",
+        )
     if len(splits.train) < problem.num_examples:
         raise ConfigError(
             "too-few-images",
@@ -140,21 +147,21 @@ def prepare(problem: Problem, *, views: int, init_seed: int, splits: DataSplits 
     with torch.random.fork_rng():
         torch.manual_seed(init_seed)
         model = create_model("lenet", num_classes=10, in_channels=1)
-    return Battlefield(
+    return Experiment(
         examples=examples,
-        canaries={name: _canary(name, splits) for name in CANARIES},
+        canaries={name: _canary(name, splits.test) for name in CANARIES},
         model=model,
         views=Views(mean=mean, std=std, count=views, padding=VIEW_PADDING if views else 0),
     )
 
 
-def _canary(name: str, splits: DataSplits) -> ImageSet:
+def _canary(name: str, test: ImageSet) -> ImageSet:
     digit, label = CANARIES[name]
     if digit is not None:
-        image = splits.test.images[splits.test.labels == digit][:1]
+        image = test.images[test.labels == digit][:1]
     elif name == "blank":
         image = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
     else:
         pixels = np.random.default_rng(0).integers(0, 256, (1, 1, 28, 28), dtype=np.uint8)
         image = torch.from_numpy(pixels)
-    return ImageSet(image, torch.tensor([label]), splits.train.classes, name="audit")
+    return ImageSet(image, torch.tensor([label]), test.classes, name="audit")

@@ -48,7 +48,7 @@ class Store:
         if not file.exists():
             write_json(file, header)
         elif (found := dict(read_json(file, Header))) != dict(header):
-            changed = ", ".join(key for key in header if found.get(key) != header[key])
+            changed = ", ".join(key for key, value in header.items() if found[key] != value)
             raise RunError(
                 "other-audit",
                 f"{folder} holds an audit with another {changed}.",

@@ -131,11 +131,11 @@ class Pipeline:
                 break
 
     def _fresh(self, number: int) -> _State:
-        """Everything as at the beginning of a training."""
+        """The state before the first step."""
         model = self._models[number]  # checking a new model takes longer than a step
         nn.init.zeros_(model.head.weight)
         nn.init.zeros_(model.head.bias)
-        return _State(model, WeightAverage.start(model, decay=EMA_DECAY), _Watch(model))
+        return _State(model, WeightAverage.start(model, decay=EMA_DECAY), _RecordingSGD(model))
 
     def _restored(self, state: _State, *, step: int) -> _State:
         """Saved to a file, and read back by a program that knows nothing else."""
@@ -148,10 +148,9 @@ class Pipeline:
         return fresh
 
     @cached_property
-    def _models(self) -> tuple[nn.Module, nn.Module]:
+    def _models(self) -> tuple[_LinearModel, _LinearModel]:
         """Before an interruption and after it."""
-        layers = [(nn.Flatten(), nn.Linear(3 * SIDE**2, NUM_CLASSES)) for _ in range(2)]
-        return tuple(nn.Sequential(OrderedDict(flatten=one, head=two)) for one, two in layers)
+        return _LinearModel(), _LinearModel()
 
     def _sum(self, model: nn.Module, source: RandomSource, member: bool) -> GradientSum:
         """The clipped sums of the units, with the canary or without."""
@@ -234,31 +233,45 @@ class WithGradientCanary:
         return self.others.num_units + 1
 
     def __call__(self, indices: Tensor, step: int) -> ClippedSum:
-        mine = indices == self.others.num_units
-        total = self.others(indices[~mine], step)
-        if mine.any():
+        is_canary = indices == self.others.num_units
+        total = self.others(indices[~is_canary], step)
+        if is_canary.any():
             total.gradients["head.weight"][LABEL, CANARY.start] += self.clip_norm
         return total
 
 
-class _Watch(torch.optim.SGD):
+class _LinearModel(nn.Sequential):
+    """Softmax regression on pixels."""
+
+    head: nn.Linear
+
+    def __init__(self) -> None:
+        head = nn.Linear(3 * SIDE**2, NUM_CLASSES)
+        super().__init__(OrderedDict[str, nn.Module](flatten=nn.Flatten(), head=head))
+
+
+class _RecordingSGD(torch.optim.SGD):
     """Ordinary SGD that keeps the weights and the gradient of every step."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: _LinearModel) -> None:
         super().__init__(model.parameters(), lr=LEARNING_RATE)
         self.weight = model.head.weight
         self.seen: list[tuple[Tensor, Tensor]] = []
+        self.register_step_pre_hook(_record_step)
 
-    def step(self, closure: None = None) -> None:
-        self.seen.append((self.weight.detach().clone(), self.weight.grad.clone()))
-        super().step(closure)
+
+def _record_step(optimizer: torch.optim.Optimizer, _args: object, _options: object) -> None:
+    assert isinstance(optimizer, _RecordingSGD)
+    gradient = optimizer.weight.grad
+    assert gradient is not None  # the loop sets it before each step
+    optimizer.seen.append((optimizer.weight.detach().clone(), gradient.clone()))
 
 
 @dataclass(frozen=True)
 class _State:
-    model: nn.Module
+    model: _LinearModel
     average: WeightAverage
-    optimizer: _Watch
+    optimizer: _RecordingSGD
 
 
 def _fingerprint(values: np.ndarray) -> int:

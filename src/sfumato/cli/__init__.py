@@ -27,7 +27,7 @@ COMMANDS = {
     "ledger": ("sfumato.cli.ledger", "Show or cap what each data set has spent."),
     "data": ("sfumato.cli.data", "List, get, import or generate data sets."),
     "models": ("sfumato.cli.models", "List the model zoo, or show one model layer by layer."),
-    "recipes": ("sfumato.cli.recipes", "List, show, copy or validate recipes."),
+    "recipes": ("sfumato.cli.recipes", "List, show, copy or validate recipes; print their schema."),
     "bench": ("sfumato.cli.bench", "Measure the gradient engine against plain training."),
 }
 
@@ -47,7 +47,9 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
-    def resolve_command(self, ctx, args):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS:
             from sfumato.errors import did_you_mean
 

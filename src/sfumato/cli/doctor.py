@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 @click.option("--data", "data_name", help="A data set to examine: a folder or a known name.")
 @click.option("--unit", type=click.Choice(["image", "patient"]), default="image", show_default=True)
 @click.option("--patient-from", help="Regular expression that finds the patient in a file name.")
-@click.option("--image-size", type=int, help="Side of the images for the model; the data's own otherwise.")
+@click.option(
+    "--image-size",
+    type=int,
+    help="Pixels per side; by default 64 for a folder, a known set's own, 32 without data.",
+)
 @click.option("--recipe", "recipe_name", help="Examine a recipe: plan, data, and the model that it builds.")
+@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Change any setting.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     model_name: str | None,
@@ -30,6 +35,7 @@ def command(
     patient_from: str | None,
     image_size: int | None,
     recipe_name: str | None,
+    assignments: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Find what would void or weaken the guarantee. Exits with 1 if something voids it."""
@@ -45,6 +51,7 @@ def command(
             "model.name": model_name,
             "privacy.unit": unit if recipe_name is None else None,
         },
+        assignments,
     )
     splits, settings = None, recipe.data
     if settings.name is not None:
@@ -61,15 +68,18 @@ def command(
     if recipe_name is not None or model_name is not None:
         planned = recipe_name is not None and splits is not None
         findings += _run_findings(recipe if planned else _one_step(recipe), splits, planned=planned)
-    _report(findings, as_json, nothing_asked=(recipe_name, model_name, data_name) == (None, None, None))
+    notes = () if splits is None else splits.notes
+    nothing_asked = recipe_name is None and model_name is None and settings.name is None
+    _report(findings, notes, as_json, nothing_asked=nothing_asked)
 
 
-def _recipe(name: str | None, changes: dict[str, object]) -> Recipe:
-    """The recipe, or the defaults, with what the command line says."""
-    from sfumato.recipes.recipe import Recipe, load_recipe, with_settings
+def _recipe(name: str | None, flags: dict[str, object], assignments: tuple[str, ...]) -> Recipe:
+    """The recipe, or the defaults, then flags that were given, then ``--set``."""
+    from sfumato.recipes.recipe import Recipe, load_recipe, parse_assignment, with_settings
 
     recipe = Recipe() if name is None else load_recipe(name)
-    return with_settings(recipe, {key: value for key, value in changes.items() if value is not None})
+    given = {key: value for key, value in flags.items() if value is not None}
+    return with_settings(recipe, given | dict(parse_assignment(text) for text in assignments))
 
 
 def _one_step(recipe: Recipe) -> Recipe:
@@ -98,7 +108,7 @@ def _run_findings(recipe: Recipe, splits: DataSplits | None, *, planned: bool) -
         resolved, checkpoint = resolve(recipe, splits, force=True)
         if planned and resolved.plan is not None:
             findings += examine_plan(resolved.plan)
-        network = preparation.first_network(
+        network = preparation.build_network(
             resolved.recipe, train, SecureSource(), checkpoint=checkpoint, device=device
         )
         check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
@@ -109,24 +119,28 @@ def _run_findings(recipe: Recipe, splits: DataSplits | None, *, planned: bool) -
 
 
 def _blank_images(recipe: Recipe) -> DataSplits:
-    """Stands in where no data are named: the recipe's channels and size, ten classes."""
+    """Images for a recipe that names no data: its channels, size and classes, or ten of these."""
     import torch
 
     from sfumato.data import DataSplits, ImageSet
 
     size, channels = recipe.data.image_size or 32, recipe.data.channels or 3
-    labels, classes = torch.arange(10), tuple(map(str, range(10)))
-    images = torch.zeros(10, channels, size, size, dtype=torch.uint8)
+    classes = recipe.data.classes or tuple(map(str, range(10)))
+    labels = torch.arange(len(classes))
+    images = torch.zeros(len(classes), channels, size, size, dtype=torch.uint8)
     return DataSplits(train=ImageSet(images, labels, classes, labels, "blank"), val=None, test=None)
 
 
-def _report(findings: list[Finding], as_json: bool, *, nothing_asked: bool) -> None:
+def _report(findings: list[Finding], notes: tuple[str, ...], as_json: bool, *, nothing_asked: bool) -> None:
     void = any(finding.severity == "void" for finding in findings)
     if as_json:
-        echo_json({"sound": not void, "findings": [finding.as_dict() for finding in findings]})
+        shown = [finding.as_dict() for finding in findings]
+        echo_json({"sound": not void, "findings": shown, "notes": list(notes)})
     else:
         for finding in sorted(findings, key=lambda one: ("void", "weak", "note").index(one.severity)):
             click.echo(f"{finding.severity:<5} {finding.code}: {finding.what}\n      {finding.cure}")
+        for note in notes:
+            click.echo(f"note  {note}")
         if nothing_asked:
             click.echo("Give --data, --model or --recipe to examine more than the surroundings.")
         elif not findings:

@@ -195,7 +195,7 @@ def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json
     RunFolder(folder).check_usable(recipe, resume=resume)
     progress = make_progress(quiet=as_json)
     try:
-        prepared = prepare(recipe, force=force, watcher=progress)
+        prepared = prepare(recipe, force=force, observer=progress)
     finally:
         progress.close()
     cost = estimate(prepared)

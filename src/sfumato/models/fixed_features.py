@@ -33,6 +33,7 @@ class FixedFeatures(Classifier):
     """
 
     centre: Tensor
+    extractor: Extractor
 
     def __init__(self, extractor: Extractor) -> None:
         super().__init__()

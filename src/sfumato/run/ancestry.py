@@ -1,4 +1,4 @@
-"""Which data sets stand unprotected behind a run's weights, by content: kept in ``state/``, never released.
+"""Which data sets went into a run's weights without a guarantee, by content: in ``state/``, never released.
 
 A release names these data sets only. Folders can be renamed, and a fingerprint in a release would let anybody
 who has the images confirm it; so the fingerprints stay with the run's other secrets.
@@ -44,18 +44,18 @@ class _Ancestry(TypedDict):
 
 
 def write_ancestry(folder: Path, ancestors: tuple[Ancestor, ...]) -> None:
-    """Keep them in a run's state folder, readable by its owner only."""
-    entries = [{"data": one.data, "fingerprint": one.fingerprint} for one in ancestors]
+    """Write them into a run's state folder, readable by its owner only."""
+    entries = [{"data": entry.data, "fingerprint": entry.fingerprint} for entry in ancestors]
     with replacing(folder / ANCESTRY_FILE, mode=0o600) as temporary:
         temporary.write_text(json.dumps({"unprotected": entries}), encoding="utf-8")
 
 
 def read_ancestry(folder: Path, names: tuple[str, ...]) -> tuple[Ancestor, ...]:
-    """What ``write_ancestry`` kept, and every other of the release's ``names``, by name alone."""
-    kept: tuple[Ancestor, ...] = ()
+    """What ``write_ancestry`` wrote, and those of the release's ``names`` that it lacks, by name alone."""
+    recorded: tuple[Ancestor, ...] = ()
     try:
         entries = read_json(folder / ANCESTRY_FILE, _Ancestry)["unprotected"]
-        kept = tuple(Ancestor(data=one["data"], fingerprint=one["fingerprint"]) for one in entries)
+        recorded = tuple(Ancestor(data=entry["data"], fingerprint=entry["fingerprint"]) for entry in entries)
     except FileNotFoundError:
         pass  # a release alone, or a run of an earlier version
     except (OSError, ValueError) as error:
@@ -65,5 +65,5 @@ def read_ancestry(folder: Path, names: tuple[str, ...]) -> tuple[Ancestor, ...]:
             why="It says which images stand unprotected behind the weights.",
             fix="Restore the file; or remove it, and they are known by name only.",
         ) from error
-    there = {one.data for one in kept}
-    return (*kept, *(Ancestor(data=name) for name in names if name not in there))
+    recorded_names = {entry.data for entry in recorded}
+    return (*recorded, *(Ancestor(data=name) for name in names if name not in recorded_names))

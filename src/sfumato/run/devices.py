@@ -13,10 +13,12 @@ WITHOUT_FLOAT64 = ("mps",)  # devices, by torch's names
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is the accelerator if there is one with float64, in which norms are added."""
+    """The device by torch's name; ``auto``: the accelerator if it has float64, in which norms are added."""
     if name == "auto":
-        found = torch.accelerator.current_accelerator()
-        return torch.device("cpu") if found is None or found.type in WITHOUT_FLOAT64 else found
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None or accelerator.type in WITHOUT_FLOAT64:
+            return torch.device("cpu")
+        return accelerator
     try:
         device = torch.device(name)
         if device.type not in WITHOUT_FLOAT64:
@@ -39,5 +41,5 @@ def choose_device(name: str) -> torch.device:
 def fitting_rows(model: nn.Module, train: ImageSet, device: torch.device) -> int:
     """Rows of a microbatch, from the memory that is free now."""
     example = torch.zeros(1, *train.images.shape[1:], device=device)
-    row = bytes_per_row(model, example)
-    return rows_in_memory(row, free_memory(device), on_accelerator=device.type != "cpu")
+    row_bytes = bytes_per_row(model, example)
+    return rows_in_memory(row_bytes, free_memory(device), on_accelerator=device.type != "cpu")

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato.gradients.memory import bytes_per_row
 from sfumato.randomness import SeededSource, UnitRandomness
@@ -17,6 +17,7 @@ from sfumato.training.fixed_rows import FeatureViews
 from sfumato.training.gradient_sums import clipped_total, plain_total
 from sfumato.training.head import HeadSum, piece_rows
 from sfumato.training.inputs import Microbatch
+from sfumato.training.last_layer import LastLayerViews
 
 _ROWS_TIMED = 8192  # of a head in closed form
 
@@ -33,53 +34,63 @@ class Estimate:
 
 
 def estimate(prepared: Prepared) -> Estimate:
-    """Measure one microbatch of noise and scale it up; no private image is used."""
+    """Measure one microbatch of random inputs and scale it up; no private image is used."""
     views = max(1, prepared.views.count)
-    held = float(prepared.units.offsets.diff().clamp(max=prepared.units.max_images).double().mean())
-    rows_per_step = max(1, round(prepared.batch_size * held * views))
+    images_per_unit = (
+        prepared.units.offsets.diff().clamp(max=prepared.units.max_images).double().mean().item()
+    )
+    rows_per_step = max(1, round(prepared.batch_size * images_per_unit * views))
     weights = sum(value.numel() * value.element_size() for value in prepared.model.parameters())
     # weights, their average, the sum, its noise in double precision, and the optimizer's memory
-    memory = _resident() + 8 * weights
+    memory = _peak_memory() + 8 * weights
     if prepared.plan is not None and prepared.in_closed_form:
+        head, features = _head_and_features(prepared)
         rows = min(_ROWS_TIMED, rows_per_step)
-        seconds = _seconds_of_head(prepared, rows)
-        at_once = min(rows, piece_rows(prepared.model.head.in_features))
-        memory += prepared.views.features.numel() * prepared.views.features.element_size()
+        seconds = _head_seconds(head, rows, clip_norm=prepared.plan.clip_norm)
+        microbatch_size = min(rows, piece_rows(head.in_features))
+        memory += features.numel() * features.element_size()
     else:
-        at_once = rows = min(prepared.max_rows, rows_per_step)
-        inputs = _noise(prepared, rows)
-        seconds = _seconds_of(prepared, inputs)
+        microbatch_size = rows = min(prepared.max_rows, rows_per_step)
+        inputs = _random_inputs(prepared, rows)
+        seconds = _microbatch_seconds(prepared, inputs)
         memory += rows * bytes_per_row(prepared.model, inputs[:1])
-    per_step = seconds * rows_per_step / rows
+    seconds_per_step = seconds * rows_per_step / rows
     return Estimate(
-        seconds_per_step=per_step,
-        seconds=per_step * prepared.num_steps,
+        seconds_per_step=seconds_per_step,
+        seconds=seconds_per_step * prepared.num_steps,
         memory_bytes=memory,
         rows_per_step=rows_per_step,
-        microbatch_size=at_once,
+        microbatch_size=microbatch_size,
     )
 
 
-def _noise(prepared: Prepared, rows: int) -> Tensor:
-    """What a microbatch of the run looks like: images, or rows of fixed features."""
+def _head_and_features(prepared: Prepared) -> tuple[nn.Linear, Tensor]:
+    """What a run in closed form consists of."""
+    head, views = prepared.model.head, prepared.views
+    assert isinstance(head, nn.Linear)  # else there is no closed form
+    assert isinstance(views, FeatureViews | LastLayerViews)
+    return head, views.features
+
+
+def _random_inputs(prepared: Prepared, rows: int) -> Tensor:
+    """A microbatch of the run's shape: images, or rows of fixed features."""
     views, images = prepared.views, prepared.splits.train.images
     shape = views.features.shape[1:] if isinstance(views, FeatureViews) else images.shape[1:]
     return torch.randn(rows, *shape, device=prepared.device)
 
 
-def _seconds_of_head(prepared: Prepared, rows: int) -> float:
-    head = prepared.model.head
+def _head_seconds(head: nn.Linear, rows: int, *, clip_norm: float) -> float:
     features = torch.randn(rows, head.in_features)
     sums = HeadSum(features, torch.arange(rows) % head.out_features, num_classes=head.out_features)
     for _ in range(2):
-        began = time.perf_counter()
-        sums(head.weight.detach(), head.bias.detach(), clip_norm=prepared.plan.clip_norm)
-    return time.perf_counter() - began
+        start = time.perf_counter()
+        sums(head.weight.detach(), head.bias.detach(), clip_norm=clip_norm)
+    return time.perf_counter() - start
 
 
-def _seconds_of(prepared: Prepared, inputs: Tensor) -> float:
+def _microbatch_seconds(prepared: Prepared, inputs: Tensor) -> float:
     rows, classes = len(inputs), len(prepared.splits.train.classes)
-    part = Microbatch(
+    microbatch = Microbatch(
         inputs=inputs,
         targets=torch.arange(rows, device=prepared.device) % classes,
         unit_index=torch.arange(rows, device=prepared.device),
@@ -88,16 +99,17 @@ def _seconds_of(prepared: Prepared, inputs: Tensor) -> float:
     )
     randomness = UnitRandomness(SeededSource(0), purpose="model", step=0)  # only the time is wanted
     for _ in range(2):  # the first call also chooses the engine's strategies
-        began = time.perf_counter()
+        start = time.perf_counter()
         if prepared.plan is None:
-            plain_total(prepared.model, [part])
+            plain_total(prepared.model, [microbatch])
             prepared.model.zero_grad(set_to_none=True)
         else:
-            clipped_total(prepared.model, [part], clip_norm=prepared.plan.clip_norm, randomness=randomness)
-    return time.perf_counter() - began
+            clip_norm = prepared.plan.clip_norm
+            clipped_total(prepared.model, [microbatch], clip_norm=clip_norm, randomness=randomness)
+    return time.perf_counter() - start
 
 
-def _resident() -> int:
-    """Bytes this process holds at its peak so far: libraries and data."""
+def _peak_memory() -> int:
+    """Bytes that this process has held at most so far: libraries and data."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -20,6 +20,7 @@ from sfumato.errors import ConfigError
 from sfumato.features.cache import OnProgress, checksum, features_of, not_writable
 from sfumato.files import cache_home, put, workspace
 from sfumato.models.fixed_features import FeatureClassifier, FixedFeatures
+from sfumato.run.planning import delta_of
 from sfumato.training.fixed_rows import ROWS_AT_ONCE, FeatureViews
 
 if TYPE_CHECKING:
@@ -27,9 +28,17 @@ if TYPE_CHECKING:
 
 # The budget at which reference_steps and reference_rate were chosen: ε = 1, δ = 1e-5 on 50,000 images.
 _REFERENCE_SIGNAL = 0.268 * 50_000
-_NO_NOISE = 20.0  # the ratio above which noise no longer limits the number of steps
-_FASTEST = 6.3  # the ratio above which a larger rate does harm whatever the noise: ε = 8 on 50,000 images
-_PLAIN_RATE = 2.0  # times reference_rate, without privacy: nothing is clipped then, and batches are smaller
+_MAX_RATIO = 20.0  # above it noise no longer limits the number of steps
+_MAX_RATIO_FOR_RATE = 6.3  # above it a larger rate does harm whatever the noise: ε = 8 on 50,000 images
+_NON_PRIVATE_FACTOR = 2.0  # of reference_rate: without privacy nothing is clipped, and batches are smaller
+
+
+@runtime_checkable
+class FittedExtractor(Protocol):
+    """An extractor with weights of its own, made from generated images; others have public ones or none."""
+
+    def fit(self, *, num_images: int, seed: int) -> nn.Module:
+        """Fit it, in place; equal seeds give equal features."""
 
 
 def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int) -> Recipe:
@@ -45,9 +54,12 @@ def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int) ->
                 fix="Begin with one of the recipes fast/*, for example --recipe fast/patches.",
             )
         return _with_rate(recipe, 1.0)
-    refused = {"augmentation.views": recipe.augmentation.views}
-    refused |= {"data.mean": recipe.data.mean, "data.std": recipe.data.std}
-    for name, value in refused.items():
+    without_effect = {
+        "augmentation.views": recipe.augmentation.views,
+        "data.mean": recipe.data.mean,
+        "data.std": recipe.data.std,
+    }
+    for name, value in without_effect.items():
         if value:
             raise ConfigError(
                 "fixed-features",
@@ -56,11 +68,11 @@ def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int) ->
                 fix=f"Leave {name} out, or use a recipe that trains on the images themselves.",
             )
     recipe = with_image_options(recipe, train)
-    return with_budget_settings(recipe, num_units=num_units, delta=recipe.privacy.delta)
+    return with_budget_settings(recipe, num_units=num_units, delta=delta_of(recipe.privacy, num_units))
 
 
-def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float | None) -> Recipe:
-    """The recipe with steps and learning rate for its budget, where it leaves them open.
+def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float) -> Recipe:
+    """The recipe with steps and learning rate for its budget, where its [features] leave them open.
 
     What counts is μ·N, how far the sum over N units stands out of the noise. Steps grow with its 0.29th and
     the rate with its two-thirds power, for every ε and every number of images. Below the reference the
@@ -68,21 +80,23 @@ def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float | None)
     with momentum end before they have settled, most of all where classes are not equally frequent.
     """
     settings, training = recipe.features, recipe.training
-    ratio, factor = _NO_NOISE, _PLAIN_RATE
+    if settings is None:
+        return recipe
+    ratio, factor = _MAX_RATIO, _NON_PRIVATE_FACTOR
     if recipe.privacy.enabled:
         if recipe.privacy.epsilon is not None:
             ratio = min(ratio, gaussian_mu(recipe.privacy.epsilon, delta) * num_units / _REFERENCE_SIGNAL)
-        factor = min(ratio, _FASTEST) ** (2 / 3)
+        factor = min(ratio, _MAX_RATIO_FOR_RATE) ** (2 / 3)
     steps = round(settings.reference_steps * max(ratio, 1 / ratio) ** 0.29)
     rate = settings.reference_rate * factor * min(1.0, ratio) ** 0.58  # as much smaller as steps are more
-    given = training.num_steps or training.num_epochs  # of full batches, an epoch is a step
-    if given is None:
+    given_steps = training.num_steps or training.num_epochs  # of full batches, an epoch is a step
+    if given_steps is None:
         return _with_rate(replace(recipe, training=replace(training, num_steps=steps)), rate)
-    return _with_rate(recipe, rate * steps / given)
+    return _with_rate(recipe, rate * steps / given_steps)
 
 
 def _with_rate(recipe: Recipe, rate: float) -> Recipe:
-    """The recipe with this rate, unless it has one."""
+    """The recipe with this learning rate, unless it gives one."""
     if recipe.training.learning_rate is not None:
         return recipe
     rounded = round(rate, 3) if rate > 0.1 else float(f"{rate:.3g}")
@@ -101,18 +115,19 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def with_image_options(recipe: Recipe, images: ImageSet) -> Recipe:
-    """The recipe with what is public of the images among the model's options, unless it says otherwise.
+    """The recipe with public facts of the images among the model's options, where the recipe gives none.
 
-    Their size; and that a mirrored image may be of another class, for sets known to be so: writing.
+    These are the image size; and ``mirror=False`` for known sets where a mirrored image may be of another
+    class, such as digits.
     """
     from sfumato.models import find_variant
 
     known = KNOWN_SETS.get(images.name)
-    found: dict[str, int | bool] = {"image_size": images.images.shape[-1]}
+    facts: dict[str, int | bool] = {"image_size": images.images.shape[-1]}
     if known is not None and not known.mirror:
-        found["mirror"] = False
-    wanted = find_variant(recipe.model.name).options()
-    options = {name: value for name, value in found.items() if name in wanted}
+        facts["mirror"] = False
+    accepted = find_variant(recipe.model.name).options()
+    options = {name: value for name, value in facts.items() if name in accepted}
     return replace(recipe, model=replace(recipe.model, options={**options, **recipe.model.options}))
 
 
@@ -132,23 +147,24 @@ def fit_extractor(
             f"the recipe has a [features] section, but {recipe.model.name} has no fixed features.",
             fix="Remove the section, or use a model such as patches, scatter or efficientnet_lite0_features.",
         )
-    if not hasattr(model.extractor, "fit"):
+    extractor = model.extractor
+    if not isinstance(extractor, FittedExtractor):
         return
     seed, num_images = recipe.features.seed, recipe.features.num_images
-    nothing = torch.zeros(0, 1, 1, 1, dtype=torch.uint8)
-    key = checksum(model.extractor, nothing)  # of the unfitted module: its shapes and settings
+    no_images = torch.zeros(0, 1, 1, 1, dtype=torch.uint8)
+    key = checksum(extractor, no_images)  # of the unfitted module: its shapes and settings
     entry = (folder or cache_home("features")) / f"extractor-{key}-{num_images}-{seed}.safetensors"
     try:
         fitted = load_file(entry) if entry.is_file() else {}
-        if fitted.keys() == model.extractor.state_dict().keys():
-            model.extractor.load_state_dict(fitted)
+        if fitted.keys() == extractor.state_dict().keys():
+            extractor.load_state_dict(fitted)
             return
     except (OSError, SafetensorError, RuntimeError):
-        pass  # not there, or damaged: what can be fitted again is no loss
+        pass  # absent or damaged: it is fitted again
     if on_note is not None:
         on_note(f"Fitting features on {num_images:,} generated images; kept for later runs.")
-    model.extractor.fit(num_images=num_images, seed=seed)
-    weights = {name: value.contiguous() for name, value in model.extractor.state_dict().items()}
+    extractor.fit(num_images=num_images, seed=seed)
+    weights = {name: value.contiguous() for name, value in extractor.state_dict().items()}
     try:
         with workspace(entry.parent) as work:
             save_file(weights, work / "extractor")
@@ -161,7 +177,7 @@ def feature_views(
     model: nn.Module, recipe: Recipe, train: ImageSet, *, on_progress: OnProgress | None = None
 ) -> FeatureViews | None:
     """The training images' features, from the cache if they are there; None without a [features] section."""
-    if recipe.features is None:
+    if recipe.features is None or not isinstance(model, FixedFeatures):
         return None
     features = features_of(model.extractor, train.images, on_progress=on_progress)
     linear = isinstance(model, FeatureClassifier)

@@ -12,7 +12,7 @@ from types import FrameType
 
 @dataclass
 class Interruption:
-    """Whether somebody asked the run to stop."""
+    """Whether the user or the system asked the run to stop."""
 
     requested: bool = False
 

@@ -1,4 +1,4 @@
-"""What is seen of a run on its way: scores, what they decide, and a line for each step.
+"""What a run shows while it trains: scores, what they decide, and a line for each step.
 
 Public records (step, epsilon, rate, test scores) go to ``metrics.jsonl``; what is computed from private
 images goes to ``state/sensitive.jsonl`` and stays there.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sfumato.run.prepare import Prepared, ScoredSet, Watcher, features_counter
+from sfumato.run.prepare import Prepared, ProgressObserver, ScoredSet, features_counter
 from sfumato.run.state import LineLog
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.evaluation import Scores, evaluate
@@ -19,8 +19,8 @@ from sfumato.training.loop import StepRecord
 from sfumato.training.optimizers import Schedule
 
 
-class Observer(Watcher, Protocol):
-    """Whoever watches a run: a progress line, a test.
+class Observer(ProgressObserver, Protocol):
+    """Is told of everything that happens in a run: a progress display, a test.
 
     What it is told of a step, or sees in ``prepared.model``, may be shown only once ``scored`` or the end of
     the run has come after it: a step that was not saved is taken again after an interruption.
@@ -38,7 +38,7 @@ class Observer(Watcher, Protocol):
 
 @dataclass
 class Monitor:
-    """Records each step, scores the averaged weights when it is time, and lets public scores decide.
+    """Records each step, scores the averaged weights when it is due, and applies what public scores decide.
 
     Guarantee: lines wait in the logs until the state that makes them final is saved.
     """
@@ -54,7 +54,7 @@ class Monitor:
     last_scores: Scores | None = None
 
     def record(self, record: StepRecord, average: WeightAverage) -> Scores | None:
-        """Score if it is time, then keep the step's line for the next commit."""
+        """Score if that is due, then keep the step's lines for the next commit."""
         plan = self.prepared.plan
         epsilon = plan.epsilon_after(record.step) if plan is not None else None
         public = {
@@ -79,7 +79,7 @@ class Monitor:
             target = private if monitored.sensitive else public
             target |= {f"{monitored.split}_accuracy": scores.accuracy}
             target |= {f"{monitored.split}_loss": _finite(scores.loss)}
-            self._steer(scores)
+            self._apply(scores)
         self.metrics.add(public)
         self.sensitive.add(private)
         return scores
@@ -103,8 +103,8 @@ class Monitor:
     def _is_due(self, step: int) -> bool:
         return step == self.prepared.num_steps or step % self.prepared.resolved.evaluate_every == 0
 
-    def _steer(self, scores: Scores) -> None:
-        """Plateau and early stopping; ``resolve`` has refused both unless the images are public."""
+    def _apply(self, scores: Scores) -> None:
+        """Plateau and early stopping; ``resolve`` refuses both unless the scored images are public."""
         self.schedule.observe(scores.loss)
         patience = self.prepared.recipe.training.early_stopping
         if scores.loss < self.best_loss:
@@ -121,5 +121,5 @@ class Monitor:
 
 
 def _finite(value: float | None) -> float | None:
-    """``value`` if JSON can hold it."""
+    """``value`` if JSON can represent it."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Networks: those of the zoo as recipe and images describe them, and copies of a caller's own."""
+"""Networks: those of the zoo as recipe and images describe them, and copies of a caller's network."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def initial_model(settings: ModelSettings, train: ImageSet, source: RandomSource
         return zoo_network(settings, train)
 
 
-def own_copy(model: nn.Module) -> nn.Module:
+def training_copy(model: nn.Module) -> nn.Module:
     """A copy of a caller's network to train, so that the caller never holds steps that were not saved."""
     try:
         return copy.deepcopy(model)
-    except Exception as error:  # whatever a module's own copying raises
+    except Exception as error:  # whatever a module's __deepcopy__ raises
         raise ModelError(
             "cannot-be-copied",
             f"{type(model).__name__} cannot be copied: {error}",

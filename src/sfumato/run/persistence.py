@@ -1,4 +1,4 @@
-"""Where a run stands, on disk: the state, the ledger and the logs, written in this order and no other."""
+"""The progress of a run on disk: state, ledger and logs, written in this order and no other."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sfumato.ledger.receipt import plan_values
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.ancestry import write_ancestry
 from sfumato.run.prepare import Prepared
-from sfumato.run.resolve import keep_resolved
+from sfumato.run.resolve import record_resolved
 from sfumato.run.state import LineLog, RunState, check_identity, load_state, save_state
 from sfumato.training.averaging import WeightAverage
 
 
 @dataclass
 class Persistence:
-    """The folder and the account of a run; ``saved``: the state that it was opened with, if any."""
+    """The folder and the account of a run; ``saved``: the state that the folder held when it was opened."""
 
     prepared: Prepared
     folder: RunFolder
@@ -34,13 +34,13 @@ class Persistence:
 
     @classmethod
     def open(cls, prepared: Prepared, folder: RunFolder, *, ledger: Ledger) -> Persistence:
-        """Begin the account, or go on with it; refuses a folder whose run was another one."""
+        """Begin the account, or continue it; refuses a folder that holds a different run."""
         state = load_state(folder.state) if folder.has_state else None
         if state is not None:
             check_identity(state.values, _identity(prepared), folder=folder.path)
-        keep_resolved(prepared.resolved, folder, begun=state is not None)
-        if prepared.beginning is not None:
-            write_ancestry(folder.state, prepared.beginning.ancestors)
+        record_resolved(prepared.resolved, folder, resuming=state is not None)
+        if prepared.provenance is not None:
+            write_ancestry(folder.state, prepared.provenance.ancestors)
         images = prepared.units.data
         account = ledger.begin(
             fingerprint=images.fingerprint,
@@ -64,19 +64,20 @@ class Persistence:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the recipe wants another state by now."""
+        """Whether the recipe's time between saved states is over."""
         return time.monotonic() - self.last_save >= self.prepared.recipe.performance.save_every_seconds
 
     def commit(self, step: int, average: WeightAverage, values: Mapping[str, Any]) -> None:
-        """Save where the run stands, confirm it to the ledger, and only then show the new lines of the logs.
+        """Save the state, confirm it to the ledger, and only then write the new lines of the logs.
 
-        Whatever a crash cuts off, no line can be read whose step might be taken again with fresh noise.
+        Guarantee: after a crash at any point, no line can be read whose step might be taken again with fresh
+        noise.
         """
         prepared = self.prepared
         _check_finite(prepared.model, step)
         logs = {"metrics": self.metrics.pending(), "sensitive": self.sensitive.pending()}
-        kept = {"step": step, **values, **logs, **_identity(prepared)}
-        state = RunState.capture(prepared.model, average, prepared.optimizer, kept)
+        saved = {"step": step, **values, **logs, **_identity(prepared)}
+        state = RunState.capture(prepared.model, average, prepared.optimizer, saved)
         save_state(state, self.folder.state)
         self.account.confirm(step)
         self.metrics.write()
@@ -90,7 +91,7 @@ class Persistence:
         self.sensitive.recover(state.values["sensitive"])
 
     def close_account(self) -> None:
-        """Before anything is published: later it would be too late to learn that another copy went on."""
+        """Spend the whole plan and finish; before anything is published, since this refuses a copied run."""
         if not self.account.record.finished:
             if self.prepared.plan is not None:
                 self.account.spend(self.prepared.num_steps)  # after early stopping too: see stated_privacy
@@ -98,7 +99,7 @@ class Persistence:
 
 
 def _identity(prepared: Prepared) -> dict[str, Any]:
-    """What may not change between start and resume, beside recipe and resolved values."""
+    """What may not change between start and resume, besides recipe and resolved values."""
     seed = prepared.recipe.training.seed
     return {
         "fingerprint": prepared.units.data.fingerprint,

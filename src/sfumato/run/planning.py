@@ -1,4 +1,4 @@
-"""How long a run trains, with which batches and which noise: what a recipe's budget gives for its units."""
+"""Steps, batch size and noise of a run: what a recipe's budget gives for its number of units."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.plan import Plan
+from sfumato.privacy.plan import Plan, PlanSettings
 from sfumato.sampling import PoissonSampling
 from sfumato.training.fixed_rows import mean_events
 
 if TYPE_CHECKING:
     from sfumato.privacy.sampling_schemes import SamplingScheme
-    from sfumato.recipes.recipe import Recipe
-    from sfumato.run.provenance import Beginning
+    from sfumato.recipes.recipe import PrivacySettings, Recipe
+    from sfumato.run.provenance import Provenance
 
 
 def build_plan(
@@ -22,52 +22,54 @@ def build_plan(
     *,
     num_units: int,
     force: bool = False,
-    beginning: Beginning | None = None,
+    provenance: Provenance | None = None,
     sampling: SamplingScheme | None = None,
 ) -> Plan | None:
-    """The plan that the budget of a recipe ``with_delta`` gives for so many units; None without privacy.
+    """The plan that the recipe's budget gives for ``num_units``; None without privacy.
 
-    What the weights of ``beginning`` cost the same images is part of the plan, and of its ε. ``sampling`` is
-    a scheme of the caller's own.
+    What the first weights cost the same images, as ``provenance`` says, is part of the plan and of its ε.
+    ``sampling`` replaces the recipe's scheme. ``force`` accepts a delta above 1 / ``num_units``.
     """
     settings = recipe.privacy
     if not settings.enabled:
         return None
-    if settings.epsilon is None and settings.noise_multiplier is None:
-        raise ConfigError(
-            "no-budget",
-            "neither epsilon nor noise_multiplier is given",
-            why="How much privacy to keep is your decision; there is no safe default.",
-            fix="Give --epsilon (8 is weak, 3 medium, 1 strong), or --no-privacy for data that need none.",
-        )
+    weights_events = () if provenance is None else provenance.events
+    plan_settings = PlanSettings(
+        clip_norm=settings.clip_norm,
+        unit=settings.unit,
+        accountant=settings.accountant,
+        neighbouring=settings.neighbouring,
+        sampling=sampling or settings.sampling,
+        mechanism=settings.mechanism,
+        extra_events=(*mean_events(recipe.features), *weights_events),
+        tuning_runs=settings.tuning_runs,
+        uncounted_search=settings.uncounted_search,
+        max_images_per_unit=settings.max_images_per_patient if settings.unit == "patient" else None,
+        allow_large_delta=force,
+    )
+    delta = delta_of(settings, num_units)
     batch_size, num_steps = planned_size(recipe, num_units)
-    shared = {
-        "delta": settings.delta,
-        "num_examples": num_units,
-        "clip_norm": settings.clip_norm,
-        "unit": settings.unit,
-        "accountant": settings.accountant,
-        "neighbouring": settings.neighbouring,
-        "sampling": sampling or settings.sampling,
-        "mechanism": settings.mechanism,
-        "extra_events": mean_events(recipe.features) + (() if beginning is None else beginning.events),
-        "tuning_runs": settings.tuning_runs,
-        "uncounted_search": settings.uncounted_search,
-        "max_images_per_unit": settings.max_images_per_patient if settings.unit == "patient" else None,
-        "allow_large_delta": force,
-    }
     if settings.epsilon is not None:
         return Plan.calibrate(
             epsilon=settings.epsilon,
+            delta=delta,
+            num_examples=num_units,
             batch_size=batch_size,
             num_steps=num_steps,
             noise_multiplier=settings.noise_multiplier,
-            **shared,
+            **plan_settings,
         )
+    if settings.noise_multiplier is None:
+        raise _no_budget()
     if batch_size is None or num_steps is None:
         raise _no_steps()
     return Plan(
-        batch_size=batch_size, num_steps=num_steps, noise_multiplier=settings.noise_multiplier, **shared
+        num_examples=num_units,
+        batch_size=batch_size,
+        num_steps=num_steps,
+        noise_multiplier=settings.noise_multiplier,
+        delta=delta,
+        **plan_settings,
     )
 
 
@@ -89,21 +91,35 @@ def planned_size(recipe: Recipe, num_units: int) -> tuple[float | None, int | No
 def plain_sampler(recipe: Recipe, num_units: int) -> PoissonSampling:
     """Batches for training without privacy."""
     batch_size, num_steps = planned_size(recipe, num_units)
-    if num_steps is None:
+    if batch_size is None or num_steps is None:
         raise _no_steps()
     return PoissonSampling(sampling_rate=min(1.0, batch_size / num_units), num_steps=num_steps)
 
 
 def with_delta(recipe: Recipe, num_units: int) -> Recipe:
-    """The recipe with the default delta for so many units, if it names none and needs one."""
-    if recipe.privacy.delta is not None or not recipe.privacy.enabled:
+    """The recipe with its delta filled in; unchanged without privacy."""
+    if not recipe.privacy.enabled:
         return recipe
-    return replace(recipe, privacy=replace(recipe.privacy, delta=default_delta(num_units)))
+    return replace(recipe, privacy=replace(recipe.privacy, delta=delta_of(recipe.privacy, num_units)))
+
+
+def delta_of(settings: PrivacySettings, num_units: int) -> float:
+    """The delta that the settings give, else the default for so many units."""
+    return default_delta(num_units) if settings.delta is None else settings.delta
 
 
 def default_delta(num_units: int) -> float:
     """The largest power of ten below 1 / num_units."""
     return 10.0 ** (math.ceil(-math.log10(num_units)) - 1)
+
+
+def _no_budget() -> ConfigError:
+    return ConfigError(
+        "no-budget",
+        "neither epsilon nor noise_multiplier is given",
+        why="How much privacy to keep is your decision; there is no safe default.",
+        fix="Give --epsilon (8 is weak, 3 medium, 1 strong), or --no-privacy for data that need none.",
+    )
 
 
 def _no_steps() -> ConfigError:

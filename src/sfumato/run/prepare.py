@@ -1,4 +1,4 @@
-"""Everything that happens before any budget is spent: data, model, plan and the checks of all three.
+"""What happens before any budget is spent: data, model and plan are built and checked.
 
 Nothing here writes into the run's folder, so that a refusal leaves none; features are kept in their cache.
 """
@@ -33,26 +33,26 @@ from sfumato.recipes.recipe import Recipe
 from sfumato.run.devices import choose_device, fitting_rows
 from sfumato.run.features import feature_views, fit_extractor
 from sfumato.run.networks import initial_model
-from sfumato.run.provenance import Beginning
+from sfumato.run.provenance import Provenance
 from sfumato.run.resolve import Resolved, group_units, load_splits, resolve
-from sfumato.run.weights import Checkpoint, read_checkpoint, take_over
+from sfumato.run.weights import Checkpoint, read_checkpoint, transfer_weights
 from sfumato.sampling import PoissonSampling
 from sfumato.training.components import AS_THE_RECIPE_SAYS, Components
 from sfumato.training.finetuning import choose_trained
-from sfumato.training.fixed_rows import FeatureViews, in_closed_form
+from sfumato.training.fixed_rows import in_closed_form
 from sfumato.training.gradient_sums import Loss
-from sfumato.training.inputs import Units, Views
-from sfumato.training.last_layer import LastLayerViews, last_layer_views
+from sfumato.training.inputs import Inputs, Units, Views
+from sfumato.training.last_layer import last_layer_views
 
 
-class Watcher(Protocol):
-    """Whoever waits while something long is computed before or between steps."""
+class ProgressObserver(Protocol):
+    """Is told of what takes long before or between the steps."""
 
     def noted(self, text: str) -> None:
-        """Something worth a sentence happened."""
+        """A sentence for the user."""
 
     def computed(self, what: str, done: int, total: int) -> None:
-        """So many of ``total`` images are done, of what ``what`` names."""
+        """``done`` of ``total`` images are computed; ``what`` names the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +66,14 @@ class ScoredSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A run that passed every check and can begin: its resolved values, and what was built from them."""
+    """A run that has passed every check: its resolved values, and what was built from them."""
 
     resolved: Resolved
     splits: DataSplits
     units: Units
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    views: Views | FeatureViews | LastLayerViews
+    views: Inputs
     source: RandomSource
     device: torch.device
     max_rows: int
@@ -89,8 +89,8 @@ class Prepared:
         return self.resolved.plan
 
     @property
-    def beginning(self) -> Beginning | None:
-        return self.resolved.beginning
+    def provenance(self) -> Provenance | None:
+        return self.resolved.provenance
 
     @property
     def num_steps(self) -> int:
@@ -117,8 +117,8 @@ class Prepared:
     @property
     def in_closed_form(self) -> bool:
         """Whether the clipped sums of this run have a closed form."""
-        usual = self.loss is cross_entropy and self.clipping == FlatClipping()
-        return usual and in_closed_form(self.model, self.views, self.units)
+        supported = self.loss is cross_entropy and self.clipping == FlatClipping()
+        return supported and in_closed_form(self.model, self.views, self.units)
 
     @property
     def releasable(self) -> bool:
@@ -126,7 +126,7 @@ class Prepared:
 
     @property
     def monitored(self) -> ScoredSet | None:
-        """What is scored during training: images that may steer it, else the test images."""
+        """What is scored during training: validation images that may be used for it, else the final ones."""
         val = self.splits.val
         if val is not None and (self.recipe.data.val_is_public or self.recipe.data.holdout):
             return ScoredSet(split="val", images=val, sensitive=not self.recipe.data.val_is_public)
@@ -135,11 +135,11 @@ class Prepared:
     @property
     def final(self) -> ScoredSet | None:
         """What the finished model is scored on."""
-        public, held = self.recipe.data.val_is_public, self.recipe.data.holdout > 0
-        if self.splits.test is not None and not held:
+        settings = self.recipe.data
+        if self.splits.test is not None and not settings.holdout:
             return ScoredSet(split="test", images=self.splits.test, sensitive=False)
         if self.splits.val is not None:
-            return ScoredSet(split="val", images=self.splits.val, sensitive=not public)
+            return ScoredSet(split="val", images=self.splits.val, sensitive=not settings.val_is_public)
         return None
 
 
@@ -151,14 +151,14 @@ def prepare(
     force: bool = False,
     pretrained: Path | None = None,
     components: Components = AS_THE_RECIPE_SAYS,
-    watcher: Watcher | None = None,
+    observer: ProgressObserver | None = None,
 ) -> Prepared:
     """Load, build, plan and check; raises before any budget is spent.
 
-    ``data`` and ``model`` replace what the recipe names, for callers with their own. ``force`` accepts a
-    delta above 1 / (number of units), which the statement then says. ``pretrained`` is the finished
-    first stage of a recipe with [pretraining]. ``components`` are loss, clipping, sampling and optimizer of
-    the caller's own. ``watcher`` is told how far the computation of features is.
+    ``data``, ``model`` and ``components`` (loss, clipping, sampling, optimizer) replace what the recipe
+    names. ``force`` accepts a delta above 1 / (number of units), which the statement then says.
+    ``pretrained`` is the finished first stage of a recipe with [pretraining]. ``observer`` is told how far
+    the computation of features is.
     """
     splits = data if data is not None else load_splits(recipe.data)
     resolved, checkpoint = resolve(
@@ -169,14 +169,14 @@ def prepare(
         SecureSource() if recipe.training.seed is None else SeededSource(recipe.training.seed)
     )
     device = choose_device(recipe.performance.device)
-    network = first_network(
-        recipe, train, source, checkpoint=checkpoint, device=device, model=model, watcher=watcher
+    network = build_network(
+        recipe, train, source, checkpoint=checkpoint, device=device, model=model, observer=observer
     )
     optimizer = components.optimizer_of(recipe, network)
     check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
     max_rows = recipe.performance.microbatch_size or fitting_rows(network, train, device)
     findings = () if plan is None else examine(recipe, splits, network, plan, max_rows=max_rows)
-    counter = features_counter(watcher, "training")
+    counter = features_counter(observer, "training")
     prepared = Prepared(
         resolved=resolved,
         splits=splits,
@@ -191,14 +191,14 @@ def prepare(
         findings=findings,
     )
     weights_are_final = recipe.pretraining is None or checkpoint is not None
-    return with_last_layer_rows(prepared, watcher) if weights_are_final else prepared
+    return with_last_layer_rows(prepared, observer) if weights_are_final else prepared
 
 
-def with_first_stage(prepared: Prepared, release: Path, watcher: Watcher | None) -> Prepared:
-    """The run with the weights that its first stage has trained by now, in the network that was checked."""
+def with_pretrained_weights(prepared: Prepared, release: Path, observer: ProgressObserver | None) -> Prepared:
+    """The run with the weights of its first stage, in the network that was checked."""
     checkpoint = read_checkpoint(release)
-    begin_with(prepared.model, checkpoint, prepared.splits.train, watcher)
-    return with_last_layer_rows(prepared, watcher)
+    start_from(prepared.model, checkpoint, prepared.splits.train, observer)
+    return with_last_layer_rows(prepared, observer)
 
 
 def image_views(resolved: Resolved) -> Views:
@@ -213,22 +213,22 @@ def image_views(resolved: Resolved) -> Views:
     )
 
 
-def with_last_layer_rows(prepared: Prepared, watcher: Watcher | None) -> Prepared:
-    """Where the last layer alone is trained privately, what it sees of each image is computed once."""
+def with_last_layer_rows(prepared: Prepared, observer: ProgressObserver | None) -> Prepared:
+    """The run with the inputs of its last layer computed once, if that layer alone is trained privately."""
     if prepared.recipe.model.trained != "last" or prepared.plan is None:
         return prepared
-    counter = features_counter(watcher, "training")
+    counter = features_counter(observer, "training")
     train = prepared.splits.train
     views = last_layer_views(prepared.model, train, prepared.views, on_progress=counter)
     return replace(prepared, views=views)
 
 
-def features_counter(watcher: Watcher | None, split: str) -> OnProgress | None:
-    """Tells ``watcher`` how many of the split's images have their features."""
-    return None if watcher is None else partial(watcher.computed, f"features of {split} images")
+def features_counter(observer: ProgressObserver | None, split: str) -> OnProgress | None:
+    """Tells ``observer`` how many of the split's images have their features."""
+    return None if observer is None else partial(observer.computed, f"features of {split} images")
 
 
-def first_network(
+def build_network(
     recipe: Recipe,
     train: ImageSet,
     source: RandomSource,
@@ -236,23 +236,25 @@ def first_network(
     checkpoint: Checkpoint | None,
     device: torch.device,
     model: nn.Module | None = None,
-    watcher: Watcher | None = None,
+    observer: ProgressObserver | None = None,
 ) -> nn.Module:
-    """The network as training begins with it: options, first weights, trained parts, fixed features."""
+    """The network before the first step: options, first weights, trained parts, fixed features."""
     network = model if model is not None else initial_model(recipe.model, train, source)
     if checkpoint is not None:
-        begin_with(network, checkpoint, train, watcher)
+        start_from(network, checkpoint, train, observer)
     choose_trained(network, recipe.model.trained)
     network = network.to(device)
-    fit_extractor(network, recipe, on_note=None if watcher is None else watcher.noted)
+    fit_extractor(network, recipe, on_note=None if observer is None else observer.noted)
     return network
 
 
-def begin_with(network: nn.Module, checkpoint: Checkpoint, train: ImageSet, watcher: Watcher | None) -> None:
-    """Take the weights over, in place."""
-    new_head = take_over(network, checkpoint, classes=train.classes)
-    if new_head and watcher is not None:
-        watcher.noted(f"The last layer is new: {checkpoint.path} was trained for other classes.")
+def start_from(
+    network: nn.Module, checkpoint: Checkpoint, train: ImageSet, observer: ProgressObserver | None
+) -> None:
+    """Put the checkpoint's weights into the network, in place; says so if the last layer is new."""
+    new_head = transfer_weights(network, checkpoint, classes=train.classes)
+    if new_head and observer is not None:
+        observer.noted(f"The last layer is new: {checkpoint.path} was trained for other classes.")
 
 
 def examine_network(model: nn.Module, train: ImageSet, *, max_rows: int) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The first of two stages: ordinary training on public images, whose weights the private stage begins with.
+"""The first of two stages: ordinary training on public images; the private stage starts from its weights.
 
 De et al. 2022, appendix B.4, pre-train on CIFAR-100 and fine-tune privately on CIFAR-10.
 """
@@ -24,9 +24,8 @@ from sfumato.release.run_folder import RunFolder
 from sfumato.run.weights import Checkpoint, saw_these_images
 
 
-def stage_recipe(recipe: Recipe, private: ImageSet) -> Recipe:
-    """The first stage as a recipe of its own: the same network, public images of the private ones' form."""
-    settings = recipe.pretraining
+def stage_recipe(recipe: Recipe, settings: PretrainingSettings, private: ImageSet) -> Recipe:
+    """The first stage as a separate recipe: the same network, public images in the private ones' form."""
     size, channels = private.images.shape[-1], private.images.shape[1]
     return Recipe(
         data=DataSettings(name=settings.data, image_size=size, channels=channels, fit=recipe.data.fit),
@@ -70,7 +69,7 @@ def check_public_data(settings: PretrainingSettings, private: DataSplits) -> Ima
 
 
 def check_same_stage(checkpoint: Checkpoint, stage: Recipe, public: ImageSet) -> None:
-    """Refuse weights that are said to be the recipe's first stage and are not."""
+    """Refuse weights that are given as the recipe's first stage and are not."""
     folder = RunFolder(checkpoint.path.parent)
     wrong = ""
     if not folder.recipe.is_file():

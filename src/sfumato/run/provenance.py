@@ -1,4 +1,4 @@
-"""Where training begins: which weights, and what beginning with them costs the private images.
+"""Where the first weights come from, and what training from them costs the private images.
 
 Weights remember the images they were trained on. Whether that matters is decided here, before anything is
 trained: public images cost nothing; a private release costs what it states; anything else is refused.
@@ -17,15 +17,19 @@ from sfumato.data import KNOWN_SETS, DataSplits, ImageSet, normalisation_for
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ledger.ledger import Ledger
 from sfumato.models import find_variant
-from sfumato.recipes.recipe import ModelSettings, PrivacySettings, Recipe
+from sfumato.recipes.recipe import ModelSettings, PretrainingSettings, PrivacySettings, Recipe
+from sfumato.release.documents import Config, ModelDescription, Origin, Privacy
+from sfumato.release.release import FORMAT
 from sfumato.run.ancestry import FROM_IMAGENET, UNNAMED, Ancestor
 from sfumato.run.networks import zoo_network
 from sfumato.run.pretraining import check_public_data, check_same_stage, stage_recipe
 from sfumato.run.weights import Checkpoint, read_checkpoint, saw_these_images
 
+Constants = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of pixels, per channel
+
 
 @dataclass(frozen=True, kw_only=True)
-class Beginning:
+class Provenance:
     """Where the weights come from, for the statement; ``events`` is what they cost these private images."""
 
     data: str | None
@@ -33,14 +37,13 @@ class Beginning:
     events: tuple[Event, ...] = ()
     fingerprint: str | None = None
     ancestors: tuple[Ancestor, ...] = ()  # all data behind the weights that no guarantee covers
-    mean: tuple[float, ...] | None = None  # how images were normalised for these weights
-    std: tuple[float, ...] | None = None
-    uncounted_search: bool = False  # the settings of a private beginning were chosen at a cost it left out
+    constants: Constants | None = None  # how images were normalised for these weights
+    uncounted_search: bool = False  # the settings of private weights were chosen at a cost they left out
 
     @property
     def unprotected(self) -> tuple[str, ...]:
-        """Their names, for the release."""
-        return tuple(one.data for one in self.ancestors)
+        """The names of the ancestors, for the release."""
+        return tuple(ancestor.data for ancestor in self.ancestors)
 
     @property
     def text(self) -> str:
@@ -58,69 +61,101 @@ class Beginning:
         )
 
 
-IMAGENET = Beginning(
+IMAGENET = Provenance(
     data="ImageNet",
     public=True,
     ancestors=tuple(Ancestor(data=name) for name in ("ImageNet", *FROM_IMAGENET)),
 )
 
 
-def find_beginning(
-    recipe: Recipe, splits: DataSplits, *, pretrained: Path | None, own_model: bool = False
-) -> tuple[Checkpoint | None, Beginning | None]:
-    """The weights that training begins with, judged: None if the model has them, draws them, or a first stage
-    is still to train them. Where they come from is known in all cases; None for random ones."""
-    settings, stage = recipe.model, recipe.pretraining
-    if stage is not None and own_model:
-        raise ConfigError(
-            "own-model-two-stages",
-            "the recipe has a [pretraining] section, but the network is the caller's own",
-            why="The first stage builds a network of the zoo, whose weights would not fit.",
-            fix="Pre-train the network yourself and pass it trained, with a recipe without [pretraining].",
-        )
-    public = None if stage is None else check_public_data(stage, splits)
-    place = settings.weights or pretrained
-    imagenet = not own_model and bool(
-        {**find_variant(settings.name).options(), **settings.options}.get("pretrained")
-    )
-    if place is None and stage is None:
-        if imagenet:
-            if recipe.privacy.enabled and splits.train.name in FROM_IMAGENET:
-                raise saw_these_images(f"the images of {splits.train.name} are of ImageNet, as the weights")
-            return None, IMAGENET
-        if settings.trained != "all" and not own_model:
+def find_provenance(
+    recipe: Recipe, splits: DataSplits, *, pretrained: Path | None, custom_model: bool = False
+) -> tuple[Checkpoint | None, Provenance | None]:
+    """The weights that training starts from, and where they come from; refuses uncounted ones.
+
+    No checkpoint: the model has its weights, draws them, or a first stage is still to train them. No
+    provenance: they are random. ``custom_model``: the network is the caller's, not the zoo's.
+    """
+    settings, pretraining = recipe.model, recipe.pretraining
+    path = settings.weights or pretrained
+    if pretraining is not None:
+        if custom_model:
             raise ConfigError(
-                "nothing-to-fine-tune",
-                f'model.trained = "{settings.trained}", but the layers to keep have random weights',
-                fix="Give --weights, a [pretraining] section, or --set model.options.pretrained=true.",
+                "own-model-two-stages",
+                "the recipe has a [pretraining] section, but the network is the caller's own",
+                why="The first stage builds a network of the zoo, whose weights would not fit.",
+                fix="Pre-train the network yourself and pass it trained, with a recipe without "
+                "[pretraining].",
             )
+        return _after_pretraining(recipe, pretraining, splits, path)
+    if path is not None:
+        checkpoint = read_checkpoint(path)
+        return checkpoint, assess(checkpoint, settings=settings, privacy=recipe.privacy, train=splits.train)
+    if custom_model:
         return None, None
-    planned = place is None  # the first stage is still to come: what its weights will say of themselves
-    checkpoint = planned_checkpoint(recipe, public, imagenet=imagenet) if planned else read_checkpoint(place)
-    if stage is not None and not planned:
-        check_same_stage(checkpoint, stage_recipe(recipe, splits.train), public)
-    beginning = judge(
-        checkpoint,
-        settings=settings,
+    if _starts_from_imagenet(settings):
+        if recipe.privacy.enabled and splits.train.name in FROM_IMAGENET:
+            raise saw_these_images(f"the images of {splits.train.name} are of ImageNet, as the weights")
+        return None, IMAGENET
+    if settings.trained != "all":
+        raise ConfigError(
+            "nothing-to-fine-tune",
+            f'model.trained = "{settings.trained}", but the layers to keep have random weights',
+            fix="Give --weights, a [pretraining] section, or --set model.options.pretrained=true.",
+        )
+    return None, None
+
+
+def _after_pretraining(
+    recipe: Recipe, pretraining: PretrainingSettings, splits: DataSplits, path: str | Path | None
+) -> tuple[Checkpoint | None, Provenance]:
+    """``find_provenance`` for a recipe with a first stage; ``path`` None: it is still to be trained."""
+    public = check_public_data(pretraining, splits)
+    imagenet = _starts_from_imagenet(recipe.model)
+    checkpoint = None if path is None else read_checkpoint(path)
+    if checkpoint is not None:
+        check_same_stage(checkpoint, stage_recipe(recipe, pretraining, splits.train), public)
+    provenance = assess(
+        checkpoint or planned_checkpoint(recipe, public, imagenet=imagenet),
+        settings=recipe.model,
         privacy=recipe.privacy,
         train=splits.train,
-        public_data=None if public is None else f"{'ImageNet and ' if imagenet else ''}{public.name}",
+        public_data=f"{'ImageNet and ' if imagenet else ''}{public.name}",
     )
-    return None if planned else checkpoint, beginning
+    return checkpoint, provenance
+
+
+def _starts_from_imagenet(settings: ModelSettings) -> bool:
+    options = {**find_variant(settings.name).options(), **settings.options}
+    return bool(options.get("pretrained"))
 
 
 def planned_checkpoint(recipe: Recipe, public: ImageSet, *, imagenet: bool) -> Checkpoint:
-    """The weights of a first stage before they are trained: all but the weights themselves."""
+    """What the release of a first stage will say, before its weights are trained."""
     before = IMAGENET if imagenet else None
     with torch.device("meta"):
         network = zoo_network(recipe.model, public)
     mean, std = normalisation(network, public, before)
-    origin = None if before is None else {"data": before.data}
+    origin = None
+    if before is not None:
+        origin = Origin(data=before.data, public=True, unprotected=list(before.unprotected))
     return Checkpoint(
         path=Path("pretraining"),
         weights={},
-        config={"data": public.name, "mean": mean, "std": std},
-        privacy={"epsilon": None, "releasable": False, "weights_from": origin},
+        config=Config(
+            format=FORMAT,
+            model=ModelDescription(name=recipe.model.name, options=dict(recipe.model.options)),
+            classes=list(public.classes),
+            image_size=public.images.shape[-1],
+            channels=public.images.shape[1],
+            mean=list(mean),
+            std=list(std),
+            fit=recipe.data.fit,
+            data=public.name,
+        ),
+        privacy=Privacy(
+            epsilon=None, delta=None, unit="image", releasable=False, statement="", weights_from=origin
+        ),
         fingerprint=public.fingerprint,
         ancestors=() if before is None else before.ancestors,
     )
@@ -137,94 +172,104 @@ def with_input_size(recipe: Recipe, train: ImageSet) -> Recipe:
     return replace(recipe, model=replace(recipe.model, options=sized))
 
 
-def normalisation(
-    network: nn.Module | None, train: ImageSet, beginning: Beginning | None
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def normalisation(network: nn.Module | None, train: ImageSet, provenance: Provenance | None) -> Constants:
     """Public constants: those that the first weights were made with, else those of the images' name."""
     channels = train.images.shape[1]
-    if beginning is not None and beginning.mean is not None and len(beginning.mean) in (1, channels):
-        return beginning.mean, beginning.std
+    if provenance is not None and provenance.constants is not None:
+        mean, std = provenance.constants
+        if len(mean) in (1, channels):
+            return mean, std
     expected = getattr(network, "preprocessing", None)
-    if beginning is not None and expected is not None:
+    if provenance is not None and expected is not None:
         return expected.mean[:channels], expected.std[:channels]
     return normalisation_for(train.name, channels)
 
 
-def judge(
+def assess(
     checkpoint: Checkpoint,
     *,
     settings: ModelSettings,
     privacy: PrivacySettings,
     train: ImageSet,
     public_data: str | None = None,
-) -> Beginning:
-    """What beginning with these weights costs the private images; refuses what would not be counted.
+) -> Provenance:
+    """What training from these weights costs the private images; refuses what would not be counted.
 
     ``public_data`` names the data of a pre-training whose weights these are.
 
     Guarantee: weights count as free only if the user declares their images public, and never if they are
     known to have seen these images. Releases with a guarantee are otherwise composed with the new run.
     """
-    config = checkpoint.config or {}
-    shared = {
-        "data": public_data or checkpoint.all_data,
-        "fingerprint": checkpoint.fingerprint,
-        "mean": tuple(config["mean"]) if config else None,
-        "std": tuple(config["std"]) if config else None,
-    }
+    config, guarantee = checkpoint.config, checkpoint.guarantee
     declared = settings.weights_are_public or public_data is not None
     # the steps of a private release are counted if this run counts any; else nothing covers its images
-    counted = checkpoint.is_private and not declared and privacy.enabled
-    own = Ancestor(data=checkpoint.data or UNNAMED, fingerprint=checkpoint.fingerprint)
-    shared["ancestors"] = checkpoint.ancestors if counted else (*checkpoint.ancestors, own)
-    if privacy.enabled and train.name in [one.data for one in checkpoint.ancestors]:
-        raise saw_these_images(f"{checkpoint.path} began with weights trained on {train.name}, unprotected")
+    counted = guarantee is not None and not declared and privacy.enabled
+    training_data = Ancestor(data=checkpoint.data or UNNAMED, fingerprint=checkpoint.fingerprint)
+    provenance = Provenance(
+        data=public_data or checkpoint.all_data,
+        public=True,
+        fingerprint=checkpoint.fingerprint,
+        ancestors=checkpoint.ancestors if counted else (*checkpoint.ancestors, training_data),
+        constants=None if config is None else (tuple(config["mean"]), tuple(config["std"])),
+    )
     if not privacy.enabled:
-        return Beginning(public=True, **shared)
+        return provenance
+    if train.name in [ancestor.data for ancestor in checkpoint.ancestors]:
+        raise saw_these_images(f"{checkpoint.path} began with weights trained on {train.name}, unprotected")
     if declared:
         same_name = checkpoint.data == train.name and train.name in KNOWN_SETS
         if checkpoint.fingerprint == train.fingerprint or same_name:
             raise saw_these_images(f"{checkpoint.path} was trained on {train.name}, the private images")
-        return Beginning(public=True, **shared)
-    if not checkpoint.is_private:
+        return provenance
+    if guarantee is None:
         raise _unprotected(checkpoint)
-    stated = checkpoint.privacy
-    for key in ("unit", "neighbouring"):
-        if stated[key] != getattr(privacy, key):
-            raise PrivacyError(
-                "weights-other-unit",
-                f"the weights state {key} {stated[key]!r}, this run {getattr(privacy, key)!r}",
-                why="Guarantees of different kinds cannot be added up to one ε.",
-                fix=f"Set privacy.{key}={stated[key]}, or model.weights_are_public=true if no private image "
-                "of this run went into the weights.",
-            )
-    return Beginning(
+    _check_same_kind(guarantee, privacy)
+    return replace(
+        provenance,
         public=False,
-        events=tuple(map(event_from_dict, stated["events"])),
-        uncounted_search=bool(stated.get("uncounted_search")),
-        **shared,
+        events=tuple(event_from_dict(event) for event in guarantee["events"]),
+        uncounted_search=guarantee.get("uncounted_search", False),
     )
 
 
-def check_apart(beginning: Beginning | None, train: ImageSet, ledger: Ledger) -> None:
-    """Refuse weights behind which some of these private images stand unprotected, or might.
+def _check_same_kind(guarantee: Privacy, privacy: PrivacySettings) -> None:
+    """Refuse a guarantee for other units or neighbours than those of this run."""
+    stated = {"unit": guarantee["unit"], "neighbouring": guarantee["neighbouring"]}
+    for key, value in stated.items():
+        if value != getattr(privacy, key):
+            raise PrivacyError(
+                "weights-other-unit",
+                f"the weights state {key} {value!r}, this run {getattr(privacy, key)!r}",
+                why="Guarantees of different kinds cannot be added up to one ε.",
+                fix=f"Set privacy.{key}={value}, or model.weights_are_public=true if no private image "
+                "of this run went into the weights.",
+            )
+
+
+def check_ancestors(provenance: Provenance | None, train: ImageSet, ledger: Ledger) -> None:
+    """Refuse weights that these private images went into without a guarantee, or may have gone into.
 
     Compared is content, through the whole chain of runs. What was declared public for these images is
     refused only if it is known to hold one. What an earlier run declared for other images is not believed
     here: it must be known to hold none, to this ledger or by a name that everybody knows.
     """
-    if beginning is None:
+    if provenance is None:
         return
-    declared = beginning.public or beginning.fingerprint == train.fingerprint
-    for one in beginning.ancestors:
-        mark = one.fingerprint
-        if mark is not None and (mark == train.fingerprint or ledger.share_images(mark, train.content_ids)):
-            raise saw_these_images(f"the weights of {one.data} were trained on images that are private here")
-        if not declared and not one.is_well_known and (mark is None or not ledger.knows_images(mark)):
+    declared = provenance.public or provenance.fingerprint == train.fingerprint
+    for ancestor in provenance.ancestors:
+        fingerprint = ancestor.fingerprint
+        if fingerprint is not None and (
+            fingerprint == train.fingerprint or ledger.share_images(fingerprint, train.known_ids)
+        ):
+            raise saw_these_images(
+                f"the weights of {ancestor.data} were trained on images that are private here"
+            )
+        known = fingerprint is not None and ledger.knows_images(fingerprint)
+        if not declared and not ancestor.is_well_known and not known:
             raise PrivacyError(
                 "unknown-ancestors",
-                f"behind the privately trained weights stand others, of {one.data}, and nothing here tells "
-                "which images these were.",
+                f"behind the privately trained weights stand others, of {ancestor.data}, and nothing here "
+                "tells which images these were.",
                 why="They were declared public for other private images than those of this run.",
                 fix="Give the whole run folder of the weights, where the ledger knows its runs; or, if no "
                 "private image of this run went into any of them, --set model.weights_are_public=true.",
@@ -232,10 +277,10 @@ def check_apart(beginning: Beginning | None, train: ImageSet, ledger: Ledger) ->
 
 
 def _unprotected(checkpoint: Checkpoint) -> PrivacyError:
-    known = checkpoint.privacy
-    if known is None:
+    privacy = checkpoint.privacy
+    if privacy is None:
         what = "is a bare file: nothing says how it was trained"
-    elif known["epsilon"] is None:
+    elif privacy["epsilon"] is None:
         what = f"was trained without privacy on {checkpoint.data}"
     else:
         what = f"was trained on {checkpoint.data} with a seed: its noise can be subtracted"

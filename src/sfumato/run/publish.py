@@ -1,4 +1,4 @@
-"""From trained weights to what is shown: final scores, ``release/``, ``environment.json`` and the report."""
+"""From trained weights to published files: final scores, ``release/``, ``environment.json``, the report."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 from sfumato.files import write_json
 from sfumato.release.card import headline, model_card
-from sfumato.release.release import write_release
+from sfumato.release.documents import Config
+from sfumato.release.release import FORMAT, write_release
 from sfumato.release.run_folder import RunFolder, describe_environment
 from sfumato.reporting.report import write_report
-from sfumato.run.prepare import Prepared, Watcher, features_counter
+from sfumato.run.prepare import Prepared, ProgressObserver, features_counter
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.evaluation import Scores, evaluate
 
@@ -20,7 +21,7 @@ NO_PRIVACY = (
     "for anybody whose images it was trained on and may reveal them. Do not publish it unless all training "
     "images are public."
 )
-OWN_MODEL = (
+CUSTOM_MODEL = (
     "The network was brought by whoever trained it. The values that its parameters and buffers had before "
     "training are assumed to be public: what was not trained is released as it was, and ε covers none of it."
 )
@@ -48,7 +49,7 @@ def publish(
     seconds: float,
     max_rows: int,
     scores: Scores | None,
-    watcher: Watcher | None = None,
+    observer: ProgressObserver | None = None,
 ) -> RunResult:
     """Score the averaged weights (unless ``scores`` are theirs already), then write release and report.
 
@@ -58,16 +59,17 @@ def publish(
     released = average.averaged(prepared.model)
     scored = prepared.final
     privacy = stated_privacy(prepared, num_steps=num_steps)
-    label = {"releasable": privacy["releasable"], "guarantee": headline(privacy)}  # in every file of its own
+    # repeated in each file, so that none is mistaken when it is read alone
+    label = {"releasable": privacy["releasable"], "guarantee": headline(privacy)}
     if scored is not None:
         views = prepared.views
-        counter = features_counter(watcher, scored.split)
+        counter = features_counter(observer, scored.split)
         scores = scores or evaluate(
             released, scored.images, mean=views.mean, std=views.std, on_progress=counter
         )
-        shown = {"split": scored.split, "sensitive": scored.sensitive, "epsilon": privacy["epsilon"]}
-        shown |= {**label, **scores.as_dict()}
-        write_json(folder.scores(sensitive=scored.sensitive), shown)
+        measured_on = {"split": scored.split, "sensitive": scored.sensitive, "epsilon": privacy["epsilon"]}
+        document = {**measured_on, **label, **scores.as_dict()}
+        write_json(folder.scores(sensitive=scored.sensitive), document)
     config = {**model_config(prepared), **label}
     public = scores if scored is not None and not scored.sensitive else None
     card = model_card(config=config, privacy=privacy, scores=public, recipe=prepared.recipe)
@@ -86,43 +88,49 @@ def publish(
     )
 
 
-def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, Any]:
-    """privacy.json: the guarantee of the whole plan, which a run that stopped early did not use up.
+def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, object]:
+    """privacy.json: the guarantee of the whole plan, also after a run that stopped early.
 
     Stopping was decided by looking at the model, so the steps not taken count as if they had been:
-    composition bounds the plan, not a length chosen on the way.
+    composition bounds the plan, not a length chosen during training.
     """
-    privacy = (
-        no_privacy_statement(prepared)
-        if prepared.plan is None
-        else prepared.plan.statement(releasable=prepared.source.releasable).as_dict()
-    )
-    beginning = prepared.beginning
-    if beginning is not None:
-        privacy["statement"] += f"\n{beginning.text}"
-        origin = {"data": beginning.data, "public": beginning.public}
-        privacy["weights_from"] = {**origin, "unprotected": list(beginning.unprotected)}
-    if prepared.plan is None:
-        return privacy
-    if prepared.resolved.own_model:
-        privacy["statement"] += f"\n{OWN_MODEL}"
-    if num_steps < prepared.num_steps:
-        privacy["statement"] += (
-            f"\nTraining stopped early after {num_steps:,} of these steps; ε counts them all."
-        )
-    return {**privacy, "num_steps_taken": num_steps}
+    plan, provenance = prepared.plan, prepared.provenance
+    if plan is None:
+        privacy, sentences = no_privacy_values(prepared), [NO_PRIVACY]
+    else:
+        statement = plan.statement(releasable=prepared.source.releasable)
+        privacy, sentences = statement.as_dict(), [statement.text]
+    if provenance is not None:
+        sentences.append(provenance.text)
+        origin = {"data": provenance.data, "public": provenance.public}
+        privacy["weights_from"] = {**origin, "unprotected": list(provenance.unprotected)}
+    if plan is not None:
+        if prepared.resolved.custom_model:
+            sentences.append(CUSTOM_MODEL)
+        if num_steps < prepared.num_steps:
+            sentences.append(f"Training stopped early after {num_steps:,} of these steps; ε counts them all.")
+        privacy["num_steps_taken"] = num_steps
+    return {**privacy, "statement": "\n".join(sentences)}
 
 
-def model_config(prepared: Prepared) -> dict[str, Any]:
+def model_config(prepared: Prepared) -> Config:
     """config.json: how to rebuild and feed the model."""
     resolved = prepared.resolved.document()
-    shared = ("model", "classes", "image_size", "channels", "mean", "std")
-    kept = {key: resolved[key] for key in shared}
-    return {**kept, "fit": prepared.recipe.data.fit, "data": resolved["data"]}
+    return Config(
+        format=FORMAT,
+        model=resolved["model"],
+        classes=resolved["classes"],
+        image_size=resolved["image_size"],
+        channels=resolved["channels"],
+        mean=resolved["mean"],
+        std=resolved["std"],
+        fit=prepared.recipe.data.fit,
+        data=resolved["data"],
+    )
 
 
-def no_privacy_statement(prepared: Prepared) -> dict[str, Any]:
-    """privacy.json of a model that has no guarantee: the same keys, with nothing in them."""
+def no_privacy_values(prepared: Prepared) -> dict[str, object]:
+    """The keys of privacy.json for a model without a guarantee; the figures of one are None."""
     absent = ("epsilon", "delta", "neighbouring", "accountant", "noise_multiplier", "clip_norm", "mu_gdp")
     return {
         **dict.fromkeys(absent),
@@ -131,5 +139,4 @@ def no_privacy_statement(prepared: Prepared) -> dict[str, Any]:
         "num_steps": prepared.num_steps,
         "num_examples": len(prepared.units),
         "releasable": False,
-        "statement": NO_PRIVACY,
     }

@@ -1,4 +1,4 @@
-"""Recipe and data → every value of a run, once: nothing is left to a default, to the budget or to the images.
+"""Recipe and data → every value of a run, once, with nothing left open.
 
 ``train``, ``--dry-run``, ``doctor`` and the report read the same ``Resolved``. It holds public values only:
 what follows from the recipe, from the number of units, and from what is publicly known of the data.
@@ -26,7 +26,7 @@ from sfumato.release.run_folder import RunFolder
 from sfumato.run.features import with_feature_settings
 from sfumato.run.networks import zoo_network
 from sfumato.run.planning import build_plan, plain_sampler, with_delta
-from sfumato.run.provenance import Beginning, find_beginning, normalisation, with_input_size
+from sfumato.run.provenance import Constants, Provenance, find_provenance, normalisation, with_input_size
 from sfumato.run.weights import Checkpoint
 from sfumato.training.fixed_rows import FeatureViews
 from sfumato.training.inputs import Units
@@ -41,8 +41,8 @@ class Resolved:
 
     recipe: Recipe
     plan: Plan | None  # None: training without privacy
-    beginning: Beginning | None  # where the first weights come from; None: drawn at random
-    own_model: bool  # the caller's own, not the zoo's
+    provenance: Provenance | None  # where the first weights come from; None: drawn at random
+    custom_model: bool  # the network was passed by the caller, not built from the zoo
     data: str
     classes: tuple[str, ...]
     image_size: int
@@ -59,6 +59,13 @@ class Resolved:
         return self.sampling_rate * self.num_units
 
     @property
+    def learning_rate(self) -> float:
+        """The first one."""
+        rate = self.recipe.training.learning_rate
+        assert rate is not None  # filled in by ``resolve``
+        return rate
+
+    @property
     def steps_per_epoch(self) -> float:
         return self.num_units / self.batch_size
 
@@ -72,10 +79,10 @@ class Resolved:
         return max(1, math.ceil(self.num_steps / 10))
 
     def schedule(self) -> Schedule:
-        """The learning rate over time, at its beginning."""
+        """The learning rate over time, before the first step."""
         return Schedule(
             self.recipe.schedule,
-            learning_rate=self.recipe.training.learning_rate,
+            learning_rate=self.learning_rate,
             num_steps=self.num_steps,
             steps_per_epoch=self.steps_per_epoch,
             evaluate_every=self.evaluate_every,
@@ -92,7 +99,7 @@ class Resolved:
             "mean": self.mean,
             "std": self.std,
             "model": {
-                "name": None if self.own_model else recipe.model.name,
+                "name": None if self.custom_model else recipe.model.name,
                 "options": dict(recipe.model.options),
             },
             "features": None if recipe.features is None else asdict(recipe.features),
@@ -103,7 +110,7 @@ class Resolved:
             "batch_size": self.batch_size,
             "sampling_rate": self.sampling_rate,
             "num_steps": self.num_steps,
-            "learning_rate": recipe.training.learning_rate,
+            "learning_rate": self.learning_rate,
             "evaluate_every": self.evaluate_every,
             "microbatch_size": recipe.performance.microbatch_size,
         }
@@ -119,10 +126,10 @@ def resolve(
     pretrained: Path | None = None,
     sampling: SamplingScheme | None = None,
 ) -> tuple[Resolved, Checkpoint | None]:
-    """All values of the run, and the weights that it begins with, if they are there by now.
+    """All values of the run, and the weights that it starts from, if there are any yet.
 
-    The arguments are those of ``prepare``. Nothing is built, and no private pixel is looked at but to find
-    images that are public too.
+    The arguments are those of ``prepare``. Nothing is built; private pixels are read only to find images
+    that are public too.
     """
     train = splits.train
     check_constants(recipe, train)
@@ -131,15 +138,17 @@ def resolve(
     recipe = with_delta(recipe, num_units)
     recipe = with_feature_settings(recipe, train, num_units=num_units)
     recipe = recipe if model is not None else with_input_size(recipe, train)
-    checkpoint, beginning = find_beginning(recipe, splits, pretrained=pretrained, own_model=model is not None)
-    plan = build_plan(recipe, num_units=num_units, force=force, beginning=beginning, sampling=sampling)
+    checkpoint, provenance = find_provenance(
+        recipe, splits, pretrained=pretrained, custom_model=model is not None
+    )
+    plan = build_plan(recipe, num_units=num_units, force=force, provenance=provenance, sampling=sampling)
     sampler = plan.sampler() if plan is not None else plain_sampler(recipe, num_units)
-    mean, std = _constants(recipe, train, beginning, model)
+    mean, std = _constants(recipe, train, provenance, model)
     return Resolved(
         recipe=recipe,
         plan=plan,
-        beginning=beginning,
-        own_model=model is not None,
+        provenance=provenance,
+        custom_model=model is not None,
         data=train.name,
         classes=train.classes,
         image_size=train.images.shape[-1],
@@ -152,10 +161,10 @@ def resolve(
     ), checkpoint
 
 
-def keep_resolved(resolved: Resolved, folder: RunFolder, *, begun: bool) -> None:
-    """Write resolved.json; if the run has ``begun``, refuse values other than those that it began with."""
+def record_resolved(resolved: Resolved, folder: RunFolder, *, resuming: bool) -> None:
+    """Write resolved.json; when ``resuming``, refuse values other than those in it."""
     now = resolved.document()
-    if not begun:
+    if not resuming:
         write_json(folder.resolved, now)
         return
     try:
@@ -183,7 +192,7 @@ def keep_resolved(resolved: Resolved, folder: RunFolder, *, begun: bool) -> None
 
 
 def load_splits(settings: DataSettings) -> DataSplits:
-    """The data that [data] describes, with its holdout carved."""
+    """The data that [data] describes, with its holdout set apart."""
     if settings.name is None:
         raise ConfigError("no-data", "no data set is named", fix="Give DATA, or data.name in the recipe.")
     splits = load_data(
@@ -202,11 +211,11 @@ def load_splits(settings: DataSettings) -> DataSplits:
 
 
 def check_constants(recipe: Recipe, train: ImageSet) -> None:
-    """Refuse normalisation and views that do not fit the images, before a step would."""
-    channels, *size = train.images.shape[1:]
+    """Refuse normalisation, views and schedules that cannot be applied to the images."""
+    channels, height, width = train.images.shape[1:]
     check_normalisation(recipe.data.mean, recipe.data.std, channels=channels)
     views = recipe.augmentation
-    check_views(views=views.views, padding=views.padding, size=tuple(size))
+    check_views(views=views.views, padding=views.padding, size=(height, width))
     if recipe.schedule.name == "step" and not recipe.schedule.every_epochs:
         raise ConfigError(
             "bad-value",
@@ -217,17 +226,17 @@ def check_constants(recipe: Recipe, train: ImageSet) -> None:
 
 def check_steering(recipe: Recipe, splits: DataSplits) -> None:
     """Refuse decisions during training that would read private images without being accounted."""
-    decided = []
+    decisions = []
     if recipe.schedule.name == "plateau":
-        decided.append('schedule.name = "plateau"')
+        decisions.append('schedule.name = "plateau"')
     if recipe.training.early_stopping:
-        decided.append(f"training.early_stopping = {recipe.training.early_stopping}")
-    if not decided or not recipe.privacy.enabled:
+        decisions.append(f"training.early_stopping = {recipe.training.early_stopping}")
+    if not decisions or not recipe.privacy.enabled:
         return
     if splits.val is None or not recipe.data.val_is_public:
         raise PrivacyError(
             "private-validation",
-            f"{' and '.join(decided)} would decide by scores on private images",
+            f"{' and '.join(decisions)} would decide by scores on private images",
             why="Each such decision tells something about these images that epsilon does not count.",
             fix="Use a fixed schedule; or, if the val/ images are public, set data.val_is_public = true.",
         )
@@ -241,13 +250,13 @@ def group_units(recipe: Recipe, train: ImageSet) -> Units:
 
 
 def _constants(
-    recipe: Recipe, train: ImageSet, beginning: Beginning | None, model: nn.Module | None
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    recipe: Recipe, train: ImageSet, provenance: Provenance | None, model: nn.Module | None
+) -> Constants:
     """Public mean and deviation: the recipe's, else those of the weights, else those of the data's name."""
     if recipe.features is not None:
         return FeatureViews.mean, FeatureViews.std  # the extractor has its own
-    if model is None and beginning is not None:
+    if model is None and provenance is not None:
         with torch.device("meta"):  # constants and shapes, no weights
             model = zoo_network(recipe.model, train)
-    mean, std = normalisation(model, train, beginning)
+    mean, std = normalisation(model, train, provenance)
     return recipe.data.mean or mean, recipe.data.std or std

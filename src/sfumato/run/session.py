@@ -15,14 +15,14 @@ from sfumato.gradients import Clipping
 from sfumato.gradients.memory import keep_freed_memory
 from sfumato.ledger.ledger import Ledger
 from sfumato.privacy.sampling_schemes import SamplingScheme
-from sfumato.recipes.recipe import Recipe, recipe_to_toml
+from sfumato.recipes.recipe import PretrainingSettings, Recipe, recipe_to_toml
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.interruption import deferred_interrupts
 from sfumato.run.monitor import Observer
-from sfumato.run.networks import own_copy
-from sfumato.run.prepare import Prepared, prepare, with_first_stage
+from sfumato.run.networks import training_copy
+from sfumato.run.prepare import Prepared, prepare, with_pretrained_weights
 from sfumato.run.pretraining import finished_stage, stage_recipe
-from sfumato.run.provenance import check_apart
+from sfumato.run.provenance import check_ancestors
 from sfumato.run.publish import RunResult, publish
 from sfumato.run.steps import Run
 from sfumato.training.components import Components, OptimizerFactory
@@ -46,63 +46,74 @@ def train(
 ) -> RunResult:
     """Train as the recipe says and leave a finished run in ``out``.
 
-    ``data``, ``model``, ``loss``, ``clipping``, ``sampling`` and ``optimizer`` replace what the recipe names,
-    for callers with their own. A copy of ``model`` is trained: the object itself gets the released weights at
-    the very end, and is as it was if the run is broken off. Steps that were not saved are taken again, so
-    that whoever kept their weights (through ``Prepared.model`` in an observer, too) would see both.
+    ``data``, ``model``, ``loss``, ``clipping``, ``sampling`` and ``optimizer`` replace what the recipe names.
+    A copy of ``model`` is trained: the object itself gets the released weights at the end, and is unchanged
+    if the run is interrupted, since steps that were not saved are taken again.
 
     Guarantee: the released model is what ``release/privacy.json`` states, or there is no release. With
-    ``resume`` an interrupted run goes on under its own recipe and plan; a changed one is refused. Spending
-    is recorded in ``ledger``, by default the user's own, before it is used.
+    ``resume`` an interrupted run continues under its recipe and plan; a changed one is refused. Spending
+    is recorded in ``ledger``, by default the user's, before it is used.
     """
     folder = RunFolder(Path(out))
     folder.check_usable(recipe, resume=resume)
     keep_freed_memory()
-    first = None if recipe.pretraining is None else finished_stage(folder)
-    brought = Components(loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer)
+    pretrained = None if recipe.pretraining is None else finished_stage(folder)
     prepared = prepare(
         recipe,
         data=data,
-        model=None if model is None else own_copy(model),
+        model=None if model is None else training_copy(model),
         force=force,
-        pretrained=first,
-        components=brought,
-        watcher=observer,
+        pretrained=pretrained,
+        components=Components(loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer),
+        observer=observer,
     )
-    book = ledger if ledger is not None else Ledger.open()
+    if ledger is None:
+        ledger = Ledger.open()
     if prepared.plan is not None:
-        check_apart(prepared.beginning, prepared.units.data, book)
+        check_ancestors(prepared.provenance, prepared.units.data, ledger)
     with folder.opened(recipe_to_toml(recipe)), deferred_interrupts() as interruption:
-        if recipe.pretraining is not None and first is None and recipe.model.weights is None:
-            first = pretrain(prepared, folder, ledger=book, observer=observer)
-            prepared = with_first_stage(prepared, first, observer)
-        run = Run.begin(prepared, folder, ledger=book, observer=observer)
+        if recipe.pretraining is not None and pretrained is None and recipe.model.weights is None:
+            pretrain(prepared, recipe.pretraining, folder.pretraining, ledger=ledger, observer=observer)
+            prepared = with_pretrained_weights(prepared, folder.pretraining.release, observer)
+        run = Run.begin(prepared, folder, ledger=ledger, observer=observer)
         run.fit(interruption)
         run.close_account()
-        result = publish(
-            prepared,
-            folder,
-            average=run.average,
-            num_steps=run.step,
-            seconds=run.seconds,
-            max_rows=run.max_rows,
-            scores=run.monitor.last_scores if prepared.monitored == prepared.final else None,
-            watcher=observer,
-        )
+        result = publish_run(run, folder)
         if model is not None:
             model.load_state_dict(run.average.averaged(prepared.model).state_dict())
         return result
 
 
-def pretrain(prepared: Prepared, folder: RunFolder, *, ledger: Ledger, observer: Observer | None) -> Path:
-    """Take, or go on with, the first stage: an ordinary run on public images in a folder of its own."""
-    stage = stage_recipe(prepared.recipe, prepared.splits.train)
+def publish_run(run: Run, folder: RunFolder) -> RunResult:
+    """Publish a run whose account is closed; scores that the monitor has measured are not repeated."""
+    prepared = run.prepared
+    return publish(
+        prepared,
+        folder,
+        average=run.average,
+        num_steps=run.step,
+        seconds=run.seconds,
+        max_rows=run.max_rows,
+        scores=run.monitor.last_scores if prepared.monitored == prepared.final else None,
+        observer=run.observer,
+    )
+
+
+def pretrain(
+    prepared: Prepared,
+    settings: PretrainingSettings,
+    folder: RunFolder,
+    *,
+    ledger: Ledger,
+    observer: Observer | None,
+) -> None:
+    """Train or continue the first stage of a prepared run: an ordinary run on public images in ``folder``."""
+    private = prepared.splits.train
+    stage = stage_recipe(prepared.recipe, settings, private)
     if observer is not None:
         observer.noted(f"Stage 1 of 2: pre-training without privacy on {stage.data.name}, public images.")
-    inner = folder.pretraining
-    if not inner.recipe.is_file():  # killed while the folder was made: nothing in it yet
-        shutil.rmtree(inner.path, ignore_errors=True)
-    train(stage, out=inner.path, resume=inner.recipe.is_file(), ledger=ledger, observer=observer)
+    if not folder.recipe.is_file():  # killed while the folder was made: nothing in it yet
+        shutil.rmtree(folder.path, ignore_errors=True)
+    train(stage, out=folder.path, resume=folder.recipe.is_file(), ledger=ledger, observer=observer)
     if observer is not None:
-        observer.noted(f"Stage 2 of 2: training on {prepared.splits.train.name}.")
-    return inner.release
+        observer.noted(f"Stage 2 of 2: training on {private.name}.")

@@ -1,9 +1,9 @@
 """The state of an unfinished run: written whole or not at all, read without unpickling anything.
 
-Everything that defines where a run stands is in ONE file, so that one rename commits it. It also holds the
-log lines of its steps, which are written behind it: a line that can be read belongs to a step that is never
-taken again. On resume the logs are cut to where the state found them and get its lines, so that a run that
-was killed neither loses nor repeats one.
+Everything that defines the progress of a run is in ONE file, so that one rename commits it. It also holds the
+log lines of its steps, which are written after it: a line that can be read belongs to a step that is never
+taken again. On resume the logs are cut to the length that the state recorded and get its lines, so that a
+killed run neither loses nor repeats one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Log(TypedDict):
 
 
 class _Values(TypedDict, total=False):
-    """The types of the values that a run goes on with; what else is saved is only compared."""
+    """The types of the values that a run continues from; what else is saved is only compared."""
 
     step: _Count
     seconds: Annotated[float, Meta(ge=0)]
@@ -61,7 +61,7 @@ class _Values(TypedDict, total=False):
 
 
 class SavedValues(dict[str, Any]):
-    """What a state file holds: a key that it lacks is a damaged file, not a mistake of the program."""
+    """The plain values of a state file: a missing key means a damaged file, not a programming error."""
 
     def __missing__(self, key: str) -> NoReturn:
         raise _unreadable(f"the state has no {key}")
@@ -169,9 +169,9 @@ def _unreadable(what: str) -> RunError:
 
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], *, folder: Path) -> None:
-    """Refuse to go on with other images, labels or units, another plan or random source than the state's.
+    """Refuse to continue with other images, labels or units, another plan or random source than the state's.
 
-    The recipe alone cannot tell: it is a file that anybody can edit between start and resume.
+    Comparing recipes is not enough: recipe.toml can be edited between start and resume.
     """
     if saved["fingerprint"] != now["fingerprint"]:
         raise RunError(
@@ -213,22 +213,22 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], *, folder: 
 
 @dataclass
 class LineLog:
-    """A JSON-lines file that grows only behind the state that makes its new lines final."""
+    """A JSON-lines file that grows only after the state that makes its new lines final is saved."""
 
     path: Path
     length: int = 0  # bytes that belong to the committed state
-    waiting: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)  # lines for the next commit
 
     def add(self, record: Mapping[str, object]) -> None:
         """Keep a line for the next commit."""
         self.waiting.append(json.dumps(record, allow_nan=False) + "\n")
 
     def pending(self) -> dict[str, Any]:
-        """Where the file ends and what waits, for the state to hold until ``write`` has written it."""
+        """The file's length and the waiting lines, for the state to hold until ``write`` has written them."""
         return {"length": self.length, "lines": "".join(self.waiting)}
 
     def write(self) -> None:
-        """Append what waits, durably; only after a state that holds it is saved and confirmed."""
+        """Append the waiting lines, durably; only after a state that holds them is saved and confirmed."""
         if not self.waiting:
             return
         data = "".join(self.waiting).encode()
@@ -236,7 +236,7 @@ class LineLog:
             new = not self.path.exists()
             with open(self.path, "wb" if new else "r+b") as file:
                 file.seek(self.length)
-                file.write(data)  # over the same bytes, where a writing that was broken off had got so far
+                file.write(data)  # over the same bytes, if an interrupted write got that far
                 file.truncate()
                 sync(file)
             if new:
@@ -252,7 +252,7 @@ class LineLog:
         self.waiting.clear()
 
     def recover(self, saved: Mapping[str, Any]) -> None:
-        """Bring the file to what ``pending`` said in the saved state, wherever ``write`` was broken off."""
+        """Restore the file to what ``pending`` recorded in the state, wherever ``write`` was interrupted."""
         length = saved["length"]
         if length and (not self.path.exists() or self.path.stat().st_size < length):
             raise RunError(

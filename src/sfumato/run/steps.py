@@ -1,4 +1,4 @@
-"""The steps of a run: take one, have it recorded, and save where the run stands."""
+"""The steps of a run: take one, record it, and save the state when it is due."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sfumato.gradients import Choices
 from sfumato.ledger.ledger import Ledger
+from sfumato.models.fixed_features import FixedFeatures
 from sfumato.privacy.plan import Plan
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.interruption import Interruption
@@ -16,14 +17,14 @@ from sfumato.run.persistence import Persistence
 from sfumato.run.prepare import Prepared
 from sfumato.run.state import RunState
 from sfumato.training.averaging import WeightAverage
-from sfumato.training.fixed_rows import release_centre
+from sfumato.training.fixed_rows import FeatureViews, release_centre
 from sfumato.training.gradient_sums import EngineSum, GradientSum, PlainSum, head_gradients
 from sfumato.training.loop import StepRecord, fit, fit_without_privacy
 
 
 @dataclass
 class Run:
-    """A run in progress: what ``state/`` holds, in memory."""
+    """A run in progress: in memory what ``state/`` holds on disk."""
 
     prepared: Prepared
     persistence: Persistence
@@ -33,13 +34,13 @@ class Run:
     max_rows: int
     step: int = 0
     seconds: float = 0.0
-    lost_steps: int = 0  # begun before an interruption, but not saved
+    lost_steps: int = 0  # taken before an interruption, but not saved
 
     @classmethod
     def begin(
         cls, prepared: Prepared, folder: RunFolder, *, ledger: Ledger, observer: Observer | None
     ) -> Run:
-        """A new run, or the continuation of the one that ``folder`` holds."""
+        """A new run, or the continuation of the one in ``folder``."""
         persistence = Persistence.open(prepared, folder, ledger=ledger)
         run = cls(
             prepared=prepared,
@@ -63,17 +64,20 @@ class Run:
         return run
 
     def release_centre(self) -> None:
-        """The private mean of fixed features: a release of its own, spent before it is used, once per run."""
-        prepared = self.prepared
-        if prepared.recipe.features is None:
+        """The private mean of fixed features: a separate release, spent before it is used, once per run."""
+        prepared, settings = self.prepared, self.prepared.recipe.features
+        if settings is None:
             return
+        model, views = prepared.model, prepared.views
+        assert isinstance(model, FixedFeatures)  # ``prepare`` refuses others with [features]
+        assert isinstance(views, FeatureViews)
         if prepared.plan is not None:
             self.persistence.account.spend(1)
         release_centre(
-            prepared.model,
-            prepared.views,
+            model,
+            views,
             prepared.units,
-            settings=prepared.recipe.features,
+            settings=settings,
             source=prepared.source,
             private=prepared.plan is not None,
         )
@@ -83,16 +87,17 @@ class Run:
         self._announce()
         if self.monitor.stopped_early:
             return
-        began, before = time.monotonic(), self.seconds
+        monitored = self.prepared.monitored
+        start, earlier_seconds = time.monotonic(), self.seconds
         for record in self._steps():
             self.step = record.step
-            self.seconds = before + time.monotonic() - began
+            self.seconds = earlier_seconds + time.monotonic() - start
             scores = self.monitor.record(record, self.average)
             if self.persistence.is_overdue or interruption.requested or scores is not None:
                 self.commit()
             # Only now: a step whose result was seen may never be taken again with fresh noise.
-            if scores is not None and self.observer is not None:
-                self.observer.scored(self.step, self.prepared.monitored, scores)
+            if scores is not None and monitored is not None and self.observer is not None:
+                self.observer.scored(self.step, monitored, scores)
             interruption.raise_if_requested()
             if self.monitor.stopped_early:
                 break
@@ -103,9 +108,9 @@ class Run:
         self.persistence.close_account()
 
     def commit(self) -> None:
-        """Save where the run stands; see ``Persistence.commit``."""
-        own = {"seconds": self.seconds, "max_rows": self.max_rows}
-        self.persistence.commit(self.step, self.average, {**own, **self.monitor.values()})
+        """Save the state; see ``Persistence.commit``."""
+        values = {"seconds": self.seconds, "max_rows": self.max_rows, **self.monitor.values()}
+        self.persistence.commit(self.step, self.average, values)
 
     def restore(self, state: RunState) -> None:
         """Go back to the saved state, whose identity was checked."""
@@ -123,9 +128,9 @@ class Run:
         self.observer.started(self.prepared, self.step)
         copy_of = self.persistence.account.copy_of
         if copy_of is not None:
-            self.observer.noted(_on_its_own(copy_of))
+            self.observer.noted(_copied_run_note(copy_of))
         elif self.lost_steps:
-            self.observer.noted(_done_again(self.lost_steps))
+            self.observer.noted(_repeated_steps_note(self.lost_steps))
 
     def _steps(self) -> Iterator[StepRecord]:
         prepared, schedule = self.prepared, self.monitor.schedule
@@ -162,11 +167,11 @@ class Run:
 
 
 def gradient_sum(prepared: Prepared, plan: Plan, *, max_rows: int) -> GradientSum:
-    """What gives the sums of this run: the closed form where there is one, else the engine."""
+    """Computes the clipped sums of this run: in closed form where there is one, else by the engine."""
     if prepared.in_closed_form:
-        found = head_gradients(prepared.model, prepared.views, prepared.units, clip_norm=plan.clip_norm)
-        if found is not None:
-            return found
+        closed_form = head_gradients(prepared.model, prepared.views, prepared.units, clip_norm=plan.clip_norm)
+        if closed_form is not None:
+            return closed_form
     # timing the engine's strategies would make a seeded run round differently each time
     seeded = prepared.recipe.training.seed is not None
     return EngineSum(
@@ -182,16 +187,16 @@ def gradient_sum(prepared: Prepared, plan: Plan, *, max_rows: int) -> GradientSu
     )
 
 
-def _on_its_own(run_id: str) -> str:
+def _copied_run_note(run_id: str) -> str:
     return (
         f"This folder is a copy of run {run_id}, or was restored, and that run went on or ended since. What "
         "both lead to can be seen, so this is now a run of its own, and paid for."
     )
 
 
-def _done_again(steps: int) -> str:
-    many = "1 step is" if steps == 1 else f"{steps:,} steps are"
+def _repeated_steps_note(steps: int) -> str:
+    count = "1 step is" if steps == 1 else f"{steps:,} steps are"
     return (
-        f"{many} done again: begun before the interruption, but not saved. Nobody saw their result, so that "
+        f"{count} done again: begun before the interruption, but not saved. Nobody saw their result, so that "
         "the budget stays as planned."
     )

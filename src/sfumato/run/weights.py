@@ -1,11 +1,10 @@
-"""Weights to begin with: read safely, and fitted to the model layer by layer."""
+"""Weights that training starts from: read safely, and put into the model layer by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import ModelError, PrivacyError
 from sfumato.ledger.receipt import read_receipt
+from sfumato.release.documents import Config, Privacy
 from sfumato.release.release import CONFIG, WEIGHTS, find_release, read_release
 from sfumato.run.ancestry import Ancestor, read_ancestry
 from sfumato.training.finetuning import last_layer, renew_head
@@ -24,74 +24,73 @@ class Checkpoint:
 
     path: Path
     weights: Mapping[str, Tensor]
-    config: Mapping[str, Any] | None = None  # None: a bare file
-    privacy: Mapping[str, Any] | None = None
+    config: Config | None = None  # None: a bare file
+    privacy: Privacy | None = None
     fingerprint: str | None = None  # of its training images, if its run folder is there
-    ancestors: tuple[Ancestor, ...] = ()  # unprotected data behind the weights that it began with in its turn
+    ancestors: tuple[Ancestor, ...] = ()  # unprotected data behind the weights that its training started from
 
     @property
-    def is_private(self) -> bool:
-        """Whether a guarantee covers the images it was trained on."""
-        return self.privacy is not None and self.privacy["epsilon"] is not None and self.privacy["releasable"]
+    def guarantee(self) -> Privacy | None:
+        """What covers the images it was trained on; None if nothing does."""
+        privacy = self.privacy
+        if privacy is None or privacy["epsilon"] is None or not privacy["releasable"]:
+            return None
+        return privacy
 
     @property
     def data(self) -> str | None:
         """The name of its training images."""
-        return None if self.config is None else self.config.get("data")
+        return None if self.config is None else self.config["data"]
 
     @property
     def all_data(self) -> str | None:
-        """The same, with the data behind the weights that it began with in its turn."""
-        before = ((self.privacy or {}).get("weights_from") or {}).get("data")
+        """The same, after the data behind the weights that its training started from."""
+        origin = None if self.privacy is None else self.privacy.get("weights_from")
+        before = None if origin is None else origin["data"]
         return self.data if before is None else f"{before} and {self.data}"
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Weights out of a run's folder, a release folder or a ``.safetensors`` file."""
-    place = Path(path).expanduser()
-    bare = place.is_file() and not (place.name == WEIGHTS and (place.parent / CONFIG).is_file())
-    if bare:
+    path = Path(path).expanduser()
+    in_release = path.name == WEIGHTS and (path.parent / CONFIG).is_file()
+    if path.is_file() and not in_release:
         try:
-            return Checkpoint(path=place, weights=load_file(place))
+            return Checkpoint(path=path, weights=load_file(path))
         except (OSError, SafetensorError) as error:
             raise ModelError(
                 "bad-weights",
-                f"{place} cannot be read as safetensors: {error}",
+                f"{path} cannot be read as safetensors: {error}",
                 why="Pickled checkpoints (.pth, .pt, .ckpt) are never opened: they can run any program.",
                 fix="Give runs/NAME, a release folder, or a .safetensors file.",
             ) from error
-    folder = find_release(place.parent if place.is_file() else place)
+    folder = find_release(path.parent if path.is_file() else path)
     weights, config, privacy = read_release(folder)
-    spent = read_receipt(folder.parent / "state")
+    state = folder.parent / "state"
+    receipt, origin = read_receipt(state), privacy.get("weights_from")
     return Checkpoint(
         path=folder,
         weights=weights,
         config=config,
         privacy=privacy,
-        fingerprint=None if spent is None else spent.record.fingerprint,
-        ancestors=read_ancestry(
-            folder.parent / "state", tuple((privacy.get("weights_from") or {}).get("unprotected", ()))
-        ),
+        fingerprint=None if receipt is None else receipt.record.fingerprint,
+        ancestors=read_ancestry(state, () if origin is None else tuple(origin["unprotected"])),
     )
 
 
-def take_over(model: nn.Module, checkpoint: Checkpoint, *, classes: tuple[str, ...]) -> bool:
+def transfer_weights(model: nn.Module, checkpoint: Checkpoint, *, classes: tuple[str, ...]) -> bool:
     """Put the weights into ``model``, in place; returns whether the last layer is new.
 
-    The last layer is taken over if the classes are the same, and begins at zero if they are not. All other
+    The last layer is transferred if the classes are the same, and starts at zero if they are not. All other
     names and shapes must be equal.
     """
-    mine, theirs = model.state_dict(), dict(checkpoint.weights)
-    head = {name for name in {*mine, *theirs} if name.startswith(f"{last_layer(model)}.")}
-    same = checkpoint.config is None or tuple(checkpoint.config["classes"]) == classes
-    fits = all(name in mine and name in theirs and mine[name].shape == theirs[name].shape for name in head)
-    new_head = not (same and fits)
-    compared = {*mine, *theirs} - (head if new_head else set())
-    wrong = [
-        _difference(name, mine.get(name), theirs.get(name))
-        for name in sorted(compared)
-        if name not in mine or name not in theirs or mine[name].shape != theirs[name].shape
-    ]
+    current, given = model.state_dict(), checkpoint.weights
+    differences = {name: _difference(name, current, given) for name in sorted({*current, *given})}
+    head = {name for name in differences if name.startswith(f"{last_layer(model)}.")}
+    same_classes = checkpoint.config is None or tuple(checkpoint.config["classes"]) == classes
+    new_head = not same_classes or any(differences[name] for name in head)
+    transferred = [name for name in differences if not (new_head and name in head)]
+    wrong = [differences[name] for name in transferred if differences[name]]
     if wrong:
         raise ModelError(
             "weights-do-not-fit",
@@ -100,18 +99,21 @@ def take_over(model: nn.Module, checkpoint: Checkpoint, *, classes: tuple[str, .
             why="All layers but the last must have the same names and shapes.",
             fix=_model_flags(checkpoint),
         )
-    model.load_state_dict({**mine, **{name: theirs[name] for name in compared}})
+    model.load_state_dict({**current, **{name: given[name] for name in transferred}})
     if new_head:
         renew_head(model)
     return new_head
 
 
-def _difference(name: str, mine: Tensor | None, theirs: Tensor | None) -> str:
-    if mine is None:
+def _difference(name: str, model: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> str:
+    """How the two tensors of this name differ; empty if they fit."""
+    if name not in model:
         return f"the model has no {name}"
-    if theirs is None:
+    if name not in weights:
         return f"the weights have no {name}"
-    return f"{name} is {tuple(theirs.shape)} there and {tuple(mine.shape)} here"
+    if model[name].shape == weights[name].shape:
+        return ""
+    return f"{name} is {tuple(weights[name].shape)} there and {tuple(model[name].shape)} here"
 
 
 def _model_flags(checkpoint: Checkpoint) -> str:

@@ -15,7 +15,7 @@ from sfumato.data import ImageSet
 from sfumato.features.cache import OnProgress, features_of
 from sfumato.models.classifier import Classifier
 from sfumato.randomness import UnitRandomness
-from sfumato.training.inputs import Microbatch, Units, Views
+from sfumato.training.inputs import Inputs, Microbatch, Units, Views
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +67,8 @@ class Trunk(nn.Module):
 
 
 def last_layer_views(
-    model: nn.Module, train: ImageSet, views: Views, *, on_progress: OnProgress | None = None
-) -> Views | LastLayerViews:
+    model: nn.Module, train: ImageSet, views: Inputs, *, on_progress: OnProgress | None = None
+) -> Inputs:
     """The views with rows for the last layer, which alone is trained; as given if steps see new views."""
     if not isinstance(model, Classifier) or not isinstance(views, Views) or views.count:
         return views
