@@ -16,8 +16,10 @@ from PIL import Image
 # Before torch is imported, and for commands that tests start: on small tensors a second thread only waits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
-# Shapes in annotations are checked at every call in these; ``clipped`` checks what it is given by itself.
-SHAPED = [f"sfumato.gradients.{name}" for name in ("clipping", "piece", "segments")]
+# Shapes in annotations are checked at every call in these. Not in ``gradients.clipped``: what it is given
+# wrongly it refuses itself, with an error that says more.
+SHAPED = [f"sfumato.gradients.{name}" for name in ("clipping", "piece", "segments", "summation")]
+SHAPED += ["sfumato.noise", "sfumato.sampling"]
 if find_spec("jaxtyping") and find_spec("beartype"):
     from jaxtyping import install_import_hook
 

@@ -157,3 +157,27 @@ def test_a_dangerous_call_is_found(source: str) -> None:
 def test_no_file_has_a_vague_name_or_asks_for_a_certain_device() -> None:
     assert {path.stem for path in files()} & VAGUE_NAMES == set()
     assert [path.name for path in files() if ".cuda()" in path.read_text()] == []
+
+
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 350, 60
+
+
+def long_functions(source: str) -> list[str]:
+    """The functions that are too long to be read at a glance, their docstrings counted."""
+    return [
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno + 1 > MAX_FUNCTION_LINES
+    ]
+
+
+def test_files_and_functions_have_a_size_that_reads_well() -> None:
+    sources = {str(path.relative_to(PACKAGE)): path.read_text() for path in files()}
+    assert [name for name, text in sources.items() if len(text.splitlines()) > MAX_FILE_LINES] == []
+    assert {name: found for name, text in sources.items() if (found := long_functions(text))} == {}
+
+
+def test_a_long_function_is_found() -> None:
+    assert long_functions("def long():\n" + "    pass\n" * MAX_FUNCTION_LINES) == ["long"]
+    assert long_functions("def short():\n" + "    pass\n" * (MAX_FUNCTION_LINES - 1)) == []

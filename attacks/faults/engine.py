@@ -59,7 +59,7 @@ def views_by_place(patch: MonkeyPatch) -> None:
 def sum_in_half_precision(patch: MonkeyPatch) -> None:
     rewrite(
         patch,
-        "sfumato.gradients.clipped:clipped_sum",
+        "sfumato.gradients.summation:sum_over_passes",
         "totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in trained.items()}",
         "totals = {name: torch.zeros_like(value) for name, value in trained.items()}",
     )

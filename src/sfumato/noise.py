@@ -20,6 +20,7 @@ takes ``discrete``, which is exact in integers.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,11 +30,10 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.randomness import RandomSource
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or "jaxtyping" in sys.modules:  # in the tests, which check shapes; no dependency otherwise
     from jaxtyping import Float, Float64
-
-    from sfumato.randomness import RandomSource
 
 __all__ = ["add_noise", "gaussian", "lattice_spacing"]
 

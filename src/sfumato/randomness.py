@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -28,6 +28,7 @@ _MAX_UNITS = (1 << 40) - 1  # the last number stands for what all units share
 _MAX_ROWS = 1 << 24  # of one unit
 
 
+@runtime_checkable
 class RandomSource(Protocol):
     """Random bytes for a purpose ("sampling", "noise", "augmentation", "model", "init") at a step."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,11 +12,10 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import ConfigError
+from sfumato.randomness import RandomSource
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or "jaxtyping" in sys.modules:  # in the tests, which check shapes; no dependency otherwise
     from jaxtyping import Int64
-
-    from sfumato.randomness import RandomSource
 
 __all__ = ["FullBatch", "PoissonSampling"]
 

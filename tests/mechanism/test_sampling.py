@@ -81,10 +81,9 @@ def test_an_empty_batch_is_a_step_like_any_other():
 
 
 def test_the_threshold_never_exceeds_the_rate():
-    class Word:
-        releasable = False
-
+    class Word(SeededSource):
         def __init__(self, word: int) -> None:
+            super().__init__(0)
             self.word = word
 
         def random_bytes(self, count, *, purpose, step):

@@ -21,8 +21,9 @@ from torch.nn.functional import cross_entropy
 from sfumato.audit.lenet_passes import unit_gradients
 from sfumato.data import ImageSet
 from sfumato.gradients import ClippedSum, Clipping
-from sfumato.gradients.clipped import FLAT, MARGIN_IN_EPS
+from sfumato.gradients.clipped import FLAT
 from sfumato.gradients.clipping import total_norms
+from sfumato.gradients.summation import MARGIN_IN_EPS
 from sfumato.privacy import Plan
 from sfumato.randomness import RandomSource, UnitRandomness
 from sfumato.training import fit
@@ -37,12 +38,12 @@ def stack(model: nn.Module, count: int) -> nn.Module:
 
     Its own ``forward`` means nothing: ``losses_of`` applies the models.
     """
-    twin = copy.deepcopy(model)
-    for module in twin.modules():
+    stacked = copy.deepcopy(model)
+    for module in stacked.modules():
         for name, value in list(module.named_parameters(recurse=False)):
             copies = value.detach().expand(count, *value.shape).clone()
             setattr(module, name, nn.Parameter(copies))
-    return twin
+    return stacked
 
 
 @torch.no_grad()

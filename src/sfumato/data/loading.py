@@ -61,18 +61,11 @@ def load_data(
                 fix="Leave out --patient-from for this data set.",
             )
         splits = _resized(read(), image_size, channels)
-        if classes is not None and tuple(classes) != splits.train.classes:
-            raise DataError(
-                "other-classes",
-                f"{spec} has the classes {', '.join(splits.train.classes)}; wanted are {', '.join(classes)}.",
-                fix="Leave out data.classes for this data set, or use a model that was trained for it.",
-            )
+        _check_classes(splits.train, classes, spec)
         return splits
     if name is not None:
-        image_size, channels = (
-            image_size or KNOWN_SETS[name].image_size,
-            channels or KNOWN_SETS[name].channels,
-        )
+        image_size = image_size or KNOWN_SETS[name].image_size
+        channels = channels or KNOWN_SETS[name].channels
     assert folder is not None  # what is built in has a reader of its own
     splits = load_folder(
         folder,
@@ -102,6 +95,15 @@ def _binary_reader(name: str | None, folder: Path | None) -> Callable[[], DataSp
         if folder is not None and (name == known or (name is None and (folder / marker).is_file())):
             return partial(load, folder)
     return None
+
+
+def _check_classes(train: ImageSet, declared: Sequence[str] | None, spec: str | Path) -> None:
+    if declared is not None and tuple(declared) != train.classes:
+        raise DataError(
+            "other-classes",
+            f"{spec} has the classes {', '.join(train.classes)}; wanted are {', '.join(declared)}.",
+            fix="Leave out data.classes for this data set, or use a model that was trained for it.",
+        )
 
 
 def _check_options(image_size: int | None, channels: int | None, fit: str) -> None:

@@ -1,54 +1,24 @@
-"""The clipped sum: norms of all layers, then the factors, then the sum of what the factors leave."""
+"""``clipped_sum``: what is computed, what it guarantees, and which arguments are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sfumato.errors import ConfigError
 from sfumato.gradients.choice import Choices
-from sfumato.gradients.clipping import Clipping, FlatClipping, bounded_factors, total_norms
-from sfumato.gradients.passes import record
-from sfumato.gradients.piece import Piece, working_dtype
-from sfumato.gradients.segments import Segments, check_unit_index, microbatches, singletons
-from sfumato.gradients.shapes import Float, Float64, Int64, Shaped
-from sfumato.gradients.stochastic import Generators, Randomness, RowDraws, check_unit_ids
+from sfumato.gradients.clipping import Clipping, FlatClipping
+from sfumato.gradients.segments import check_unit_index
+from sfumato.gradients.shapes import Int64, Shaped
+from sfumato.gradients.stochastic import Randomness, check_unit_ids
 from sfumato.gradients.suitability import check_suitable
+from sfumato.gradients.summation import ClippedSum, sum_over_passes
 
 SMALLEST_CLIP_NORM = 1e-12
-MARGIN_IN_EPS = 64  # covers the rounding of norms and factors, and of sums of few units: 8e-6 in float32
-
 FLAT = FlatClipping()
-Pass = tuple[Tensor | slice, Tensor | slice, Segments]  # rows, units, and how the rows lie
 _REMEMBERED = Choices()  # strategies of the layers met so far; a performance setting, not state
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClippedSum:
-    """The sum over units of their clipped gradients, and by how much one unit can move it.
-
-    Everything but ``sensitivity`` is computed from private data.
-    """
-
-    gradients: dict[str, Float64[Tensor, "..."]]  # by the parameter's name, in its shape
-    norms: Float64[Tensor, "units"]  # before clipping
-    losses: Float[Tensor, "units"]  # the mean over a unit's rows
-    sensitivity: float
-    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)  # of the parameters, for the noisy sum
-
-    def __add__(self, other: ClippedSum) -> ClippedSum:
-        """The sum over both sets of units, which must have no unit in common."""
-        return ClippedSum(
-            gradients={name: value + other.gradients[name] for name, value in self.gradients.items()},
-            norms=torch.cat([self.norms, other.norms]),
-            losses=torch.cat([self.losses, other.losses]),
-            sensitivity=max(self.sensitivity, other.sensitivity),
-            dtypes={**self.dtypes, **other.dtypes},
-        )
 
 
 def clipped_sum(
@@ -87,38 +57,23 @@ def clipped_sum(
     """
     model = getattr(model, "_orig_mod", model)  # a compiled model: its layers are those of the original
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    units = _check(model, trained, inputs, targets, clip_norm, unit_index, microbatch_size)
+    num_units = _check(model, trained, inputs, targets, clip_norm, unit_index, microbatch_size)
     if randomness is not None:
-        check_unit_ids(unit_ids, units)
-    generators, choices = Generators(inputs.device), choices or _REMEMBERED
-    eps = max(torch.finfo(working_dtype(value.dtype)).eps for value in trained.values())
-    with torch.inference_mode(False):
-        inputs, targets = _plain(inputs), _plain(targets)
-        # in float64, so that no microbatch rounds those before it
-        totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in trained.items()}
-        norms = torch.zeros(units, dtype=torch.float64, device=inputs.device)
-        losses = torch.zeros(units, dtype=torch.float64, device=inputs.device)
-        try:
-            max_rows = microbatch_size or choices.rows_per_pass(model, inputs)
-            for chosen, which, segments in _passes(len(inputs), unit_index, max_rows, inputs.device):
-                draws = None
-                if randomness is not None and unit_ids is not None:  # checked above: both or neither
-                    draws = RowDraws.of(randomness, unit_ids[which], segments)
-                pieces, values = record(
-                    model, inputs[chosen], targets[chosen], loss, segments, choices, draws
-                )
-                # half precision would round the sum past the bound
-                with torch.autocast(inputs.device.type, enabled=False):
-                    norms[which] = _add_clipped(totals, pieces, segments, clip_norm, clipping, eps)
-                losses[which] = values.double()
-        finally:
-            generators.restore()  # measuring and probing leave no trace either
-    return ClippedSum(
-        gradients=totals,
-        norms=norms,
-        losses=losses,
-        sensitivity=clipping.sensitivity(clip_norm),
-        dtypes={name: value.dtype for name, value in trained.items()},
+        check_unit_ids(unit_ids, num_units)
+    return sum_over_passes(
+        model,
+        trained,
+        inputs,
+        targets,
+        num_units=num_units,
+        unit_index=unit_index,
+        unit_ids=unit_ids,
+        clip_norm=clip_norm,
+        loss=loss,
+        microbatch_size=microbatch_size,
+        clipping=clipping,
+        randomness=randomness,
+        choices=choices or _REMEMBERED,
     )
 
 
@@ -167,36 +122,3 @@ def _check(
         return rows
     check_unit_index(unit_index, rows)
     return int(unit_index.max()) + 1 if rows else 0
-
-
-def _plain(values: Tensor) -> Tensor:
-    """Apart from any graph or inference mode that it came from."""
-    return values.clone() if values.is_inference() else values.detach()
-
-
-def _passes(rows: int, unit_index: Tensor | None, max_rows: int, device: torch.device) -> Iterator[Pass]:
-    """(rows, units, segments) of each pass."""
-    if unit_index is not None:
-        yield from microbatches(unit_index, max_rows) if rows else ()
-        return
-    for start in range(0, rows, max_rows):
-        part = slice(start, min(start + max_rows, rows))
-        yield part, part, singletons(part.stop - part.start, device)
-
-
-def _add_clipped(
-    totals: dict[str, Tensor],
-    pieces: dict[str, Piece],
-    segments: Segments,
-    clip_norm: float,
-    clipping: Clipping,
-    eps: float,
-) -> Float64[Tensor, "units"]:
-    """Add the pieces' clipped sum to ``totals``, letting go of each piece; returns the units' norms."""
-    if not pieces:
-        return torch.zeros(segments.num_units, dtype=torch.float64, device=segments.sizes.device)
-    squares = {name: piece.squared_norms for name, piece in pieces.items()}
-    factors = bounded_factors(clipping, squares, clip_norm, MARGIN_IN_EPS * eps)
-    for name in list(pieces):
-        totals[name] += pieces.pop(name).weighted_sum(factors[name])
-    return total_norms(squares)

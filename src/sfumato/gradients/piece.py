@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ LARGEST_INPUT = 1e15  # times a step of float32's subnormal numbers, 1e-45: noth
 BLOCK = 4096  # values whose squares are added in the tensor's own precision; blocks are added in float64
 
 
+@runtime_checkable
 class Piece(Protocol):
     """One parameter's share in the units' gradients."""
 

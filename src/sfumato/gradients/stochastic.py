@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ Layout = tuple[
 ]  # of each draw: whether it has rows, and its other dimensions
 
 
+@runtime_checkable
 class Randomness(Protocol):
     """A keyed source of random words for one step, as ``sfumato.randomness.UnitRandomness`` is."""
 
