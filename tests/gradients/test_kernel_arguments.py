@@ -50,7 +50,7 @@ def arguments(name: str) -> tuple[list, list[torch.Tensor]]:
         results = [out(2, 3, 3, 3, 16), out(3, 2, 3, dtype=torch.float64), out(2, 3)]
         inputs = [Convolution(**SHAPE), zeros(2, 4, 4, 3), zeros(2, 4, 4, 16), zeros(3, 3, 3, 16)]
         return [*inputs, *results], results
-    results = [out(3, 20), out(3), out(4, dtype=torch.float64), out(4)]
+    results = [*(out(*shape, dtype=torch.float64) for shape in ((3, 20), (3,), (4,))), out(4)]
     inputs = [zeros(9, 20), integers(0, 3, 8, 2), integers(0, 2, 1, 1), zeros(4, dtype=torch.float64)]
     return [*inputs, zeros(3, 20), zeros(3), 1.0, 4, 20, 3, *results], results
 

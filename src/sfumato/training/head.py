@@ -21,8 +21,9 @@ from sfumato.noise import add_noise
 from sfumato.randomness import RandomSource
 
 ROUNDING = 1e-6  # relative room for the rounding of one row's factor and product
-ROWS_AT_ONCE = 128  # rows that are added in float32; their sums are added in float64
+ROWS_AT_ONCE = 128  # added in float32, and their sums in float64; compiled code has the same number
 _LARGEST_NORM = 1e30  # of a row that counts, at a clip norm of 1 or more
+_TOTAL_BYTES = 1 << 20  # of the float64 total that are added to together
 _PIECE_BYTES = 4 << 20  # of features per piece: read from memory once, used twice
 
 
@@ -108,39 +109,50 @@ class HeadSum:
     ) -> tuple[Tensor, Tensor]:
         """The clipped sum over the chosen rows, piece by piece; fills in their norms and losses."""
         # Pieces are added up in float64: in float32 each row would be rounded to the sum of all before it.
-        total_weight, total_bias = (torch.zeros_like(value, dtype=torch.float64) for value in (weight, bias))
+        total_weight, total_bias = (
+            torch.zeros(value.shape, dtype=torch.float64, device=value.device) for value in (weight, bias)
+        )
         all_rows, targets, squares = self.rows, self.targets[chosen], self._squares[chosen]
         # Beyond it a factor times p - y would fall among float32's subnormal numbers, which are too coarse.
         longest = min(1.0, clip_norm) * _LARGEST_NORM
         squares = torch.where(squares <= longest**2, squares, math.inf)
         if isinstance(chosen, slice):
             all_rows = all_rows[chosen]
-        compiled = offers_head_sums(all_rows, weight, bias)
-        size = min(ROWS_AT_ONCE, piece_rows(self.rows.shape[1]))
+        if offers_head_sums(all_rows, weight, bias):
+            indices = None if isinstance(chosen, slice) else chosen
+            results = (norms, losses, total_weight, total_bias)
+            bound = clip_norm * (1 - ROUNDING)
+            head_sums(all_rows, indices, targets, squares, weight, bias, bound, results)
+            return total_weight, total_bias
+        size = piece_rows(self.rows.shape[1])
         buffer = self.rows.new_empty(size, self.rows.shape[1])  # fresh memory would cost more than the sum
-        sums = weight.new_empty(weight.shape), bias.new_empty(bias.shape)  # row by row, as compiled code adds
         for start in range(0, len(targets), size):
             piece = slice(start, start + size)
-            given = all_rows if not isinstance(chosen, slice) else all_rows[piece]
-            indices = None if isinstance(chosen, slice) else chosen[piece]
-            if compiled:
-                for value in sums:
-                    value.zero_()
-                results = (norms[piece], losses[piece], *sums)
-                bound = clip_norm * (1 - ROUNDING)
-                head_sums(given, indices, targets[piece], squares[piece], weight, bias, bound, results)
+            if isinstance(chosen, slice):
+                given = all_rows[piece]
             else:
-                if indices is not None:
-                    given = torch.index_select(given, 0, indices, out=buffer[: len(indices)])
-                residual, losses[piece] = _residual(given, targets[piece], weight, bias)
-                norms[piece] = (residual.double().square().sum(1) * squares[piece]).sqrt()
-                residual *= _factors(norms[piece], clip_norm).to(residual.dtype)[:, None]
-                residual = _finite(residual)
-                torch.mm(residual.T, given if self._rows_are_finite else _finite(given), out=sums[0])
-                torch.sum(residual, 0, out=sums[1])
-            total_weight += sums[0]
-            total_bias += sums[1]
+                numbers = chosen[piece]
+                given = torch.index_select(all_rows, 0, numbers, out=buffer[: len(numbers)])
+            residual, losses[piece] = _residual(given, targets[piece], weight, bias)
+            norms[piece] = (residual.double().square().sum(1) * squares[piece]).sqrt()
+            residual *= _factors(norms[piece], clip_norm).to(residual.dtype)[:, None]
+            residual = _finite(residual)
+            _add_products(total_weight, residual, given if self._rows_are_finite else _finite(given))
+            total_bias += residual.double().sum(0)
         return total_weight, total_bias
+
+
+def _add_products(total: Tensor, residual: Tensor, rows: Tensor) -> None:
+    """``total`` += residual.T @ rows, in float32 over ROWS_AT_ONCE rows and in float64 beyond."""
+    # A few classes at a time: their part of the total stays in the cache while all stretches are added to it.
+    few = min(len(total), max(1, _TOTAL_BYTES // (8 * total.shape[1])))
+    part = rows.new_empty(few, total.shape[1])
+    for first in range(0, len(total), few):
+        classes = slice(first, first + few)
+        into = part[: len(total[classes])]
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            stretch = slice(start, start + ROWS_AT_ONCE)
+            total[classes] += torch.mm(residual[stretch, classes].T, rows[stretch], out=into)
 
 
 def piece_rows(num_features: int) -> int:

@@ -159,8 +159,9 @@ static void check_unit_filters(int32_t path, int64_t lanes) {
 static void check_head(int32_t path) {
     int64_t rows = draw(1, 60), count = draw(1, 70), length = draw(1, 90), classes = draw(1, 20);
     struct floats x = floats_of(rows * length), w = floats_of(classes * length), bias = floats_of(classes);
-    struct floats weights = floats_of(classes * length), biases = floats_of(classes), losses = floats_of(count);
+    struct doubles weights = doubles_of(classes * length), biases = doubles_of(classes);
     struct doubles squares = doubles_of(count), norms = doubles_of(count);
+    struct floats losses = floats_of(count);
     struct integers chosen = {malloc((size_t)count * 8), count}, targets = {malloc((size_t)count * 8), count};
     double *expected = calloc((size_t)(classes * length), sizeof(double)), p[20], bound = 0.5;
     for (int64_t i = 0; i < classes * length; i++) weights.values[i] = 0, w.values[i] /= (float)length;

@@ -60,10 +60,10 @@ int32_t unit_filters(int32_t path, const struct convolution *shape, struct float
 /* The clipped sum of a softmax regression over `count` rows, in one pass over memory and in this thread. A
  * row's gradient has the norm |p - y| * sqrt(square), and counts with `bound` over it where that is below 1;
  * without a finite norm it counts as zero. `chosen` numbers the rows; an empty one means the first rows. Adds
- * to `weights` and `biases`. */
+ * to `weights` and `biases`, in float over 128 rows and in double beyond. */
 int32_t head_sums(int32_t path, struct floats rows, struct integers chosen, struct integers targets,
                   struct doubles squares, struct floats w, struct floats bias, double bound, int64_t count,
-                  int64_t length, int64_t classes, struct floats weights, struct floats biases,
+                  int64_t length, int64_t classes, struct doubles weights, struct doubles biases,
                   struct doubles norms, struct floats losses);
 
 #endif

@@ -65,7 +65,7 @@ SIGNATURES: dict[str, Sequence[type]] = {  # after the path; all return a status
     "head_sums": (
         *(Floats, Integers, Integers, Doubles, Floats, Floats, c_double),
         *[c_int64] * 3,
-        *(Floats, Floats, Doubles, Floats),
+        *(Doubles, Doubles, Doubles, Floats),
     ),
 }
 FAILURES = {

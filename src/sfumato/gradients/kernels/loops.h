@@ -32,6 +32,7 @@
  * gradient that is stored as float. */
 enum { POSITIONS = 64, CHANNELS = 64, VALUES = 256 }; /* of a stretch, of a block, of a stretch of a filter */
 enum { BLOCK = 32, CLASSES = 128 };                   /* rows of the head's blocks, and its most classes */
+enum { HEAD_BLOCKS = 4 };                             /* of the head that are added in float: 128 rows */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 

@@ -66,8 +66,8 @@ def head_sums(
     """The clipped sum of a softmax regression over the ``chosen`` rows, or over all, in the caller's thread.
 
     ``chosen`` and ``targets`` are int64; ``squares`` are those of the rows' norms with the bias, float64.
-    ``results`` is filled: norms and losses of the rows; and added to: the gradients of weight and bias,
-    clipped to ``bound``.
+    ``results`` is filled: norms and losses of the rows; and added to: the gradients of weight and bias in
+    float64, clipped to ``bound``; of 128 rows at a time in float32.
     """
     norms, losses, weights, biases = results
     sizes = (len(targets), rows.shape[1], len(weight))
