@@ -83,7 +83,7 @@ def guesses_uncorrected(patch):
 @fault("audit-ties-by-membership", tests=(TIES,))
 def ties_by_membership(patch):
     """Among tied canaries the members come out on top."""
-    rewrite(patch, "sfumato.audit.one_run:_count_correct", "(~members, np", "(members, np")
+    rewrite(patch, "sfumato.audit.one_run:count_correct", "(~members, np", "(members, np")
 
 
 @fault(
@@ -92,4 +92,4 @@ def ties_by_membership(patch):
 )
 def gdp_recursion_too_steep(patch):
     """The recursion forces more probability than the theorem does."""
-    rewrite(patch, "sfumato.audit.one_run:_gdp_refuted", "count / (num_guesses", "(count + 1) / (num_guesses")
+    rewrite(patch, "sfumato.audit.one_run:curve_refuted", "count / (num_guesses", "(count + 1) / (num_guesses")

@@ -186,7 +186,25 @@ def one_run_mu(num_canaries: int, num_guesses: int, num_correct: int, *, confide
 def _gdp_refuted(
     num_canaries: int, num_guesses: int, num_correct: int, mu: NDArray[np.float64], miss: float
 ) -> NDArray[np.bool_]:
-    """Whether P[correct ≥ v] > ``miss`` would be impossible under μ-GDP.
+    """Whether P[correct ≥ v] > ``miss`` would be impossible under μ-GDP, for each μ."""
+
+    def least_false(right: NDArray[np.float64]) -> NDArray[np.float64]:
+        return ndtr(ndtri(np.minimum(right, 1.0)) - mu)
+
+    return curve_refuted(num_canaries, num_guesses, num_correct, np.full(mu.shape, miss), least_false)
+
+
+def curve_refuted(
+    num_canaries: int,
+    num_guesses: int,
+    num_correct: int,
+    miss: NDArray[np.float64],
+    least_false: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+) -> NDArray[np.bool_]:
+    """Whether P[correct ≥ v] > ``miss`` would be impossible under f-DP.
+
+    ``least_false`` is the inverse of 1 − f: the least false positive rate of a test with this true positive
+    rate. Arrays hold any number of curves, or one.
 
     With p_i = P[i correct], right_v = Σ_{i≥v} i·p_i / m and wrong_v = Σ_{i≥v} (g − i)·p_i / m, flipping one
     canary's coin shows right_v ≤ 1 − f(wrong_{v−1}) for every v (Mahloujifar et al. 2024, for two choices;
@@ -194,10 +212,10 @@ def _gdp_refuted(
     probability at lower counts; if the sum, g / m times a probability, passes g / m, it was false.
     """
     whole = num_guesses / num_canaries
-    right = np.full(mu.shape, miss * num_correct / num_canaries)
-    wrong = np.full(mu.shape, miss * (num_guesses - num_correct) / num_canaries)
+    right = miss * num_correct / num_canaries
+    wrong = miss * (num_guesses - num_correct) / num_canaries
     for count in range(num_correct - 1, -1, -1):
-        forced = np.maximum(wrong, ndtr(ndtri(np.minimum(right, 1.0)) - mu))
+        forced = np.maximum(wrong, least_false(right))
         if np.array_equal(forced, wrong):
             break  # nothing is forced any more, and nothing will be
         right = right + count / (num_guesses - count) * (forced - wrong)
@@ -233,16 +251,16 @@ def _play(
     inner, outer = check_scores(scores_in, scores_out, at_least=0)  # coins may all fall to one side
     canaries = len(inner) + len(outer)
     check_scores(np.concatenate([inner, outer]), np.zeros(1))
-    numbers = _numbers(num_guesses, canaries)
+    numbers = guess_numbers(num_guesses, canaries)
     share = miss / len(numbers)
-    correct = _count_correct(inner, outer, numbers, sides)
+    correct = count_correct(inner, outer, numbers, sides)
     values = [count_bound(canaries, n, right, share) for n, right in zip(numbers, correct, strict=True)]
     best = int(np.argmax(values))
     ceiling = max(count_bound(canaries, number, number, share) for number in numbers)
     return _Game(values[best], ceiling, canaries, numbers[best], correct[best])
 
 
-def _numbers(num_guesses: int | Sequence[int] | None, num_canaries: int) -> list[int]:
+def guess_numbers(num_guesses: int | Sequence[int] | None, num_canaries: int) -> list[int]:
     """The numbers of guesses to try, the most first: where nothing is found, it is the one reported."""
     if num_guesses is None:
         num_guesses = guess_grid(num_canaries)
@@ -256,7 +274,7 @@ def _numbers(num_guesses: int | Sequence[int] | None, num_canaries: int) -> list
     return numbers
 
 
-def _count_correct(inner: Scores, outer: Scores, numbers: list[int], sides: Sides) -> list[int]:
+def count_correct(inner: Scores, outer: Scores, numbers: list[int], sides: Sides) -> list[int]:
     """Right guesses among the most extreme scores, for each number of guesses.
 
     Within a tie the wrong ones are counted first. Any rule that does not know who is a member does at least

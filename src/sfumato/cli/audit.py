@@ -7,6 +7,7 @@ import importlib
 import click
 
 COMMANDS = {
+    "run": ("sfumato.cli.audit_run", "A training of your own that had --audit-canaries."),
     "mechanism": (
         "sfumato.cli.audit_mechanism",
         "Tight: every update of tiny trainings, with a canary or not.",

@@ -34,6 +34,12 @@ DEFAULT_RECIPE = "default/folder"
 @click.option("--dry-run", is_flag=True, help="Check everything, show plan, memory and time; train nothing.")
 @click.option("--no-privacy", is_flag=True, help="Train without ANY guarantee: baselines, public data.")
 @click.option("--seed", type=int, help="Reproducible, and therefore not releasable.")
+@click.option("--audit-canaries", type=click.IntRange(0), metavar="M", help="Canaries for sfumato audit run.")
+@click.option(
+    "--audit-kind",
+    type=click.Choice(["gradient", "mislabelled", "noise"]),
+    help="What the canaries are; by default gradients.",
+)
 @click.option("--force", is_flag=True, help="Accept a delta above 1/N.")
 @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Change any setting.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -51,6 +57,8 @@ def command(
     dry_run: bool,
     no_privacy: bool,
     seed: int | None,
+    audit_canaries: int | None,
+    audit_kind: str | None,
     force: bool,
     assignments: tuple[str, ...],
     as_json: bool,
@@ -81,6 +89,8 @@ def command(
         "privacy.unit": unit,
         "privacy.enabled": False if no_privacy else None,
         "training.seed": seed,
+        "audit.canaries": audit_canaries,
+        "audit.kind": audit_kind,
     }
     recipe = assemble(
         recipe_name,

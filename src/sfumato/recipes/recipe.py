@@ -179,6 +179,18 @@ class FeatureSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """[audit]: canaries in the training, so that `sfumato audit run` can attack it when it is finished."""
+
+    canaries: Annotated[int, Meta(ge=0, le=100_000)] = setting(
+        0, "units of their own, each in by a fair coin; the real ones pay nothing; 0: no audit"
+    )
+    kind: Literal["gradient", "mislabelled", "noise"] = setting(
+        "gradient", "a gradient of full length, watched step by step; or images, judged by the final model"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PerformanceSettings:
     """[performance]: cannot change epsilon; may differ on resume."""
 
@@ -200,6 +212,7 @@ class Recipe:
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
     features: FeatureSettings | None = None
     pretraining: PretrainingSettings | None = None
+    audit: AuditSettings = field(default_factory=AuditSettings)
     performance: PerformanceSettings = field(default_factory=PerformanceSettings)
 
     def __post_init__(self) -> None:

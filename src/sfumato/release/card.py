@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sfumato.privacy.statement import round_up
 from sfumato.recipes.recipe import Recipe
 from sfumato.release.escaping import markdown
 from sfumato.training.evaluation import Scores
+
+_AUDIT = "## Audit"
 
 
 def headline(privacy: Mapping[str, Any]) -> str:
@@ -33,6 +35,13 @@ def model_card(
         _training(config, recipe),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def with_audit(card: str, sentence: str, violations: Sequence[str]) -> str:
+    """The card with the audit's section at its end, in place of an earlier one."""
+    before = card.partition(f"\n{_AUDIT}\n")[0].rstrip("\n")
+    found = "".join(f"\n\n**VIOLATION: {text}**" for text in violations)
+    return f"{before}\n\n{_AUDIT}\n\n{sentence}{found}\n"
 
 
 def _figures(privacy: Mapping[str, Any]) -> str:
@@ -119,5 +128,11 @@ def _training(config: Mapping[str, Any], recipe: Recipe) -> str:
         f"## Training\n\n{len(config['classes'])} classes; {channels} images of {size} x {size} pixels, "
         f"normalised with the public constants in config.json. {rate}; "
         f"{f'{views} views per image' if views else 'no augmentation'}; weight average with decay "
-        f"{training.ema_decay:g}. Weights are safetensors; nothing in this folder is executable."
+        f"{training.ema_decay:g}. {_canaries(recipe)}Weights are safetensors; nothing in this folder is "
+        "executable."
     )
+
+
+def _canaries(recipe: Recipe) -> str:
+    count = recipe.audit.canaries
+    return f"{count:,} canaries for an audit, made by chance, each in by a fair coin. " if count else ""

@@ -133,6 +133,29 @@ class MetricsLine(TypedDict):
     test_accuracy: NotRequired[Share]
 
 
+class AuditHistogram(TypedDict):
+    """Scores of canaries, counted between ``edges``."""
+
+    edges: list[float]
+    num_in: list[Count]
+    num_out: list[Count]
+
+
+class AuditDocument(TypedDict):
+    """``audit.json``: what ``sfumato audit run`` found."""
+
+    sentence: str
+    violations: list[str]
+    nominal_epsilon: NonNegative
+    epsilon: NonNegative
+    plain_epsilon: NonNegative
+    ceiling: NonNegative
+    confidence: Share
+    num_canaries: Count
+    histogram: AuditHistogram | None
+    roc: list[tuple[Share, Share]]
+
+
 class ScoresDocument(TypedDict):
     """``scores.json``: the released model on images whose scores may be shown."""
 

@@ -16,12 +16,17 @@ from typing import Any
 
 from sfumato.data import KNOWN_SETS
 from sfumato.errors import RunError
-from sfumato.files import hold, read_bytes, remove_unfinished, write_text
+from sfumato.files import hold, read_bytes, remove_unfinished, replacing, write_text
 from sfumato.recipes.recipe import Recipe, differences, list_recipes, recipe_from_toml
 
 STATE_FILE = "state.safetensors"
+CANARY_KEY = "canaries.key"
 # Words of the command line and of recipes that stand in environment.json as they are.
-_WORDS = frozenset(["train", "demo", "image", "patient", "true", "false", "none"])
+_WORDS = frozenset(["train", "demo", "image", "patient", "true", "false", "none"]) | {
+    "gradient",
+    "mislabelled",
+    "noise",
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,31 @@ class RunFolder:
     def scores(self, *, sensitive: bool) -> Path:
         """Where the final scores lie: beside the metrics, or in ``state/`` if they are sensitive."""
         return (self.state if sensitive else self.path) / "scores.json"
+
+    @property
+    def audit(self) -> Path:
+        """What ``sfumato audit run`` found."""
+        return self.path / "audit.json"
+
+    def canary_key(self) -> int | None:
+        """The secret of the run's canaries; None if there is none."""
+        path = self.state / CANARY_KEY
+        if not path.exists():
+            return None
+        try:
+            return int(read_bytes(path).decode("ascii").strip(), 16)
+        except (OSError, ValueError) as error:
+            raise RunError(
+                "damaged-run",
+                f"{path} cannot be read: {error}",
+                why="Without it nobody knows which canaries were in the training.",
+                fix="Restore the file, or start anew with another --out.",
+            ) from error
+
+    def keep_canary_key(self, key: int) -> None:
+        """For the owner's eyes: whoever has the key knows which canaries were in."""
+        with replacing(self.state / CANARY_KEY, mode=0o600) as temporary:
+            temporary.write_text(f"{key:064x}\n", encoding="ascii")
 
     def stored_recipe(self) -> Recipe:
         """The recipe this run was started with."""

@@ -11,6 +11,7 @@ from sfumato.errors import RunError
 from sfumato.files import parse_json, read_bytes, read_json
 from sfumato.recipes.recipe import Recipe
 from sfumato.release.documents import (
+    AuditDocument,
     Config,
     Environment,
     MetricsLine,
@@ -38,6 +39,7 @@ class RunRecord:
     privacy: Privacy
     scores: ScoresDocument | None
     resolved: ResolvedDocument | None = None  # runs of earlier versions have none
+    audit: AuditDocument | None = None
 
     @property
     def model(self) -> str:
@@ -90,6 +92,7 @@ def read_run(path: Path) -> RunRecord:
             privacy=privacy,
             scores=_read_scores(folder.scores(sensitive=False)),
             resolved=read_json(folder.resolved, ResolvedDocument) if folder.resolved.exists() else None,
+            audit=_read_audit(folder.audit),
         )
     except (OSError, ValueError) as error:
         raise RunError(
@@ -116,6 +119,18 @@ def _read_scores(path: Path) -> ScoresDocument | None:
     if len(sides) != 1:
         raise ValueError(f"{path.name} does not have one row and one column for each class")
     return scores
+
+
+def _read_audit(path: Path) -> AuditDocument | None:
+    if not path.exists():
+        return None
+    audit = read_json(path, AuditDocument)
+    bins = audit["histogram"]
+    if bins is not None:
+        sides = len(bins["num_in"]), len(bins["num_out"]), len(bins["edges"]) - 1
+        if len(set(sides)) != 1 or sides[0] < 1 or sorted(bins["edges"]) != bins["edges"]:
+            raise ValueError(f"the histogram in {path.name} does not have one count between two edges")
+    return audit
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Points:

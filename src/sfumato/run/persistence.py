@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sfumato.errors import RunError
 from sfumato.ledger.ledger import Account, Ledger
@@ -67,7 +67,13 @@ class Persistence:
         """Whether the recipe's time between saved states is over."""
         return time.monotonic() - self.last_save >= self.prepared.recipe.performance.save_every_seconds
 
-    def commit(self, step: int, average: WeightAverage, values: Mapping[str, Any]) -> None:
+    def commit(
+        self,
+        step: int,
+        average: WeightAverage,
+        values: Mapping[str, Any],
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Save the state, confirm it to the ledger, and only then write the new lines of the logs.
 
         Guarantee: after a crash at any point, no line can be read whose step might be taken again with fresh
@@ -77,7 +83,7 @@ class Persistence:
         _check_finite(prepared.model, step)
         logs = {"metrics": self.metrics.pending(), "sensitive": self.sensitive.pending()}
         saved = {"step": step, **values, **logs, **_identity(prepared)}
-        state = RunState.capture(prepared.model, average, prepared.optimizer, saved)
+        state = RunState.capture(prepared.model, average, prepared.optimizer, saved, tensors)
         save_state(state, self.folder.state)
         self.account.confirm(step)
         self.metrics.write()

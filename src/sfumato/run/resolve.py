@@ -23,6 +23,7 @@ from sfumato.privacy.sampling_schemes import SamplingScheme
 from sfumato.recipes.recipe import DataSettings, Recipe
 from sfumato.release.documents import ResolvedDocument
 from sfumato.release.run_folder import RunFolder
+from sfumato.run.canaries import check_canaries
 from sfumato.run.features import with_feature_settings
 from sfumato.run.networks import zoo_network
 from sfumato.run.planning import build_plan, plain_sampler, with_delta
@@ -134,6 +135,7 @@ def resolve(
     train = splits.train
     check_constants(recipe, train)
     check_steering(recipe, splits)
+    check_canaries(recipe)
     num_units = len(group_units(recipe, train))
     recipe = with_delta(recipe, num_units)
     recipe = with_feature_settings(recipe, train, num_units=num_units)

@@ -71,7 +71,7 @@ class SavedValues(dict[str, Any]):
 class RunState:
     """Weights, their average, the optimizer's memory, and the plain values that go with them."""
 
-    tensors: dict[str, Tensor]  # "model.…", "average.…", "optimizer.<parameter number>.<key>"
+    tensors: dict[str, Tensor]  # "model.…", "average.…", "optimizer.<parameter number>.<key>", "audit.…"
     values: dict[str, Any]  # step, schedule, log lines, fingerprint, plan, seed: JSON
 
     @classmethod
@@ -81,9 +81,14 @@ class RunState:
         average: WeightAverage,
         optimizer: torch.optim.Optimizer,
         values: Mapping[str, Any],
+        further: Mapping[str, Tensor] | None = None,
     ) -> RunState:
-        """The present state; tensors are referenced, not copied, so save it before the next step."""
-        tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+        """The present state; tensors are referenced, not copied, so save it before the next step.
+
+        ``further`` are tensors of others, under names of their own.
+        """
+        tensors = dict(further or {})
+        tensors |= {f"model.{name}": value for name, value in model.state_dict().items()}
         tensors |= {f"average.{name}": value for name, value in average.weights.items()}
         plain: dict[str, Any] = {}
         for number, memory in optimizer.state_dict()["state"].items():

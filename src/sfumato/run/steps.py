@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from sfumato.gradients import Choices
 from sfumato.ledger.ledger import Ledger
 from sfumato.models.fixed_features import FixedFeatures
 from sfumato.privacy.plan import Plan
 from sfumato.release.run_folder import RunFolder
+from sfumato.run.canaries import RunCanaries
 from sfumato.run.interruption import Interruption
 from sfumato.run.monitor import Monitor, Observer
 from sfumato.run.persistence import Persistence
@@ -32,6 +34,7 @@ class Run:
     average: WeightAverage
     observer: Observer | None
     max_rows: int
+    canaries: RunCanaries | None
     step: int = 0
     seconds: float = 0.0
     lost_steps: int = 0  # taken before an interruption, but not saved
@@ -55,6 +58,7 @@ class Run:
             average=WeightAverage.start(prepared.model, decay=prepared.recipe.training.ema_decay),
             observer=observer,
             max_rows=prepared.max_rows,
+            canaries=RunCanaries.begin(prepared, folder),
         )
         if persistence.saved is not None:
             run.restore(persistence.saved)
@@ -109,8 +113,9 @@ class Run:
 
     def commit(self) -> None:
         """Save the state; see ``Persistence.commit``."""
-        values = {"seconds": self.seconds, "max_rows": self.max_rows, **self.monitor.values()}
-        self.persistence.commit(self.step, self.average, values)
+        seen, named = (None, {}) if self.canaries is None else self.canaries.saved(self.step)
+        values = {"seconds": self.seconds, "max_rows": self.max_rows, **named, **self.monitor.values()}
+        self.persistence.commit(self.step, self.average, values, seen)
 
     def restore(self, state: RunState) -> None:
         """Go back to the saved state, whose identity was checked."""
@@ -121,6 +126,8 @@ class Run:
         if self.prepared.recipe.performance.microbatch_size is None:
             self.max_rows = saved["max_rows"]  # another free memory must not change a seeded run's rounding
         self.persistence.restore(state, self.average)
+        if self.canaries is not None:
+            self.canaries.restore(state, self.step)
 
     def _announce(self) -> None:
         if self.observer is None:
@@ -152,9 +159,11 @@ class Run:
                 source=prepared.source,
                 start_step=self.step,
             )
+        sum_of = partial(gradient_sum, plan=prepared.plan, max_rows=self.max_rows)
+        sums, canaries = sum_of(prepared), self.canaries
         return fit(
             prepared.model,
-            gradient_sum(prepared, prepared.plan, max_rows=self.max_rows),
+            sums if canaries is None else canaries.joined_to(sums, prepared, sum_of),
             prepared.plan,
             optimizer=prepared.optimizer,
             learning_rate=lambda _: schedule.rate,
@@ -163,6 +172,7 @@ class Run:
             spend=self.persistence.account.spend,
             normalised_update=prepared.recipe.training.normalised_update,
             start_step=self.step,
+            on_noisy_sum=None if canaries is None else canaries.observe,
         )
 
 

@@ -44,11 +44,13 @@ def fit(
     spend: Callable[[int], None],
     normalised_update: bool = True,
     start_step: int = 0,
+    on_noisy_sum: Callable[[int, dict[str, Tensor]], None] | None = None,
 ) -> Iterator[StepRecord]:
     """Train ``model`` in place, yielding after every step.
 
     ``gradient_sum(indices, step)`` gives the clipped sum over the units of a step: the engine with any loss
-    and clipping function (``EngineSum``), a head in closed form, or one of your own.
+    and clipping function (``EngineSum``), a head in closed form, or one of your own. ``on_noisy_sum`` is
+    shown each noisy sum, which is private by then.
 
     Guarantee: batches are drawn as the plan accounts them, noise for the sum's sensitivity is added once per
     step, and ``spend`` returns before the noisy sum is used. A sum that one unit can move further than the
@@ -62,6 +64,8 @@ def fit(
         total = gradient_sum(indices, step)
         noisy = plan.noise(total, source=source, step=step)
         spend(step + 1)  # durable before the update is used
+        if on_noisy_sum is not None:
+            on_noisy_sum(step, noisy)
         rate = learning_rate(step)
         # The expected size, not len(indices): the true one is private.
         apply_gradient(model, optimizer, noisy, scale=1 / divisor, learning_rate=rate)

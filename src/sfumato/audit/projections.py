@@ -1,0 +1,75 @@
+"""White-box scores of gradient canaries: what the noisy sums of all steps show along each canary's vector.
+
+Everything here is a function of the noisy sums, which are private for the real units: scores, plots and bounds
+tell nothing more about them than the guarantee allows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import chi2
+
+from sfumato.audit.mechanism import log_likelihood_ratio
+from sfumato.audit.scores import Scores
+
+NOISE_MISS = 1e-3  # how often the noise may be called too small although it is not
+
+Projections = NDArray[np.float64]  # (steps, canaries), in clip norms
+
+
+def projection_scores(seen: Projections, *, sampling_rate: float, noise_multiplier: float) -> Scores:
+    """The log-likelihood ratio of each canary's steps, once what the real units do there is taken out.
+
+    Without real units in a canary's coordinates the ratio is the best score there is.
+    """
+    quiet = without_interference(seen, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
+    scores = log_likelihood_ratio(quiet.T, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
+    return np.clip(scores, -1e12, 1e12)  # a score beyond all numbers is certain
+
+
+def without_interference(
+    seen: Projections, *, sampling_rate: float, noise_multiplier: float
+) -> Projections:
+    """``seen`` without the courses over time that stand out of the noise.
+
+    Gradients of real units change slowly, so that along all canaries their courses are mixtures of a few.
+    These are the principal components of the steps' deviations from each canary's mean that lie above
+    the edge of pure noise (Marchenko and Pastur 1967); a canary that is in leaves no course but the
+    chance of its draws. What goes with them in the means is found by regression. With nothing above
+    the edge all stays as it is.
+    """
+    steps, canaries = seen.shape
+    if steps < 3 or canaries < 3:
+        return seen
+    variance = noise_multiplier**2 + sampling_rate * (1 - sampling_rate) / 2
+    means = seen.mean(0)
+    deviations = seen - means
+    centred = deviations - deviations.mean(1, keepdims=True)
+    ratio = steps / canaries
+    courses, sizes, _ = np.linalg.svd(centred / math.sqrt(canaries), full_matrices=False)
+    loud = sizes**2 > variance * (1 + math.sqrt(ratio)) ** 2 * 1.05
+    if not loud.any():
+        return seen
+    courses, squares = courses[:, loud], sizes[loud] ** 2
+    middle = squares + variance * (1 - ratio)
+    # the size that a component had before noise was added to it (Baik and Silverstein 2006)
+    true = (middle + np.sqrt(np.maximum(middle**2 - 4 * squares * variance, 0))) / 2
+    strengths = courses.T @ deviations  # (components, canaries)
+    spread = strengths - strengths.mean(1, keepdims=True)
+    slopes = spread @ (means - means.mean()) / np.square(spread).sum(1)
+    shrunk = (1 - variance / true)[:, None] * strengths
+    return seen - courses @ shrunk - slopes @ strengths
+
+
+def measured_noise(seen_out: Projections, noise_multiplier: float) -> tuple[float, float]:
+    """The noise multiplier as the canaries that are out show it, and its upper bound at 99.9 %.
+
+    Real units can only make it look larger: a sum of squares grows with every mean that is added.
+    """
+    total, count = float(np.square(seen_out).sum()), seen_out.size
+    if not count or not math.isfinite(total):
+        return math.nan, math.inf
+    return math.sqrt(total / count), math.sqrt(total / float(chi2.ppf(NOISE_MISS, count)))

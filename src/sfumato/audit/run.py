@@ -1,0 +1,220 @@
+"""The audit of one finished run by its canaries, each of which was in the training by a fair coin.
+
+White-box for canaries of the kind ``gradient``: all noisy sums are known, and a canary's score is what they
+show along its vector. Black-box for canaries with images: the released model's loss on each. How many guesses
+are right bounds ε from below (Steinke et al. 2023; Mahloujifar et al. 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from sfumato.audit.curves import auc, roc_curve, score_histogram
+from sfumato.audit.one_run import one_run_bound
+from sfumato.audit.one_run_sampled import one_run_plan_bound
+from sfumato.audit.projections import measured_noise, projection_scores
+from sfumato.audit.scores import Scores
+from sfumato.data.canaries import canary_images
+from sfumato.errors import RunError
+from sfumato.files import write_json, write_text
+from sfumato.privacy.plan import Plan
+from sfumato.privacy.statement import round_down, round_up
+from sfumato.release.card import with_audit
+from sfumato.release.release import CARD, load, read_description
+from sfumato.release.run_folder import RunFolder
+from sfumato.reporting.report import write_report
+from sfumato.run.canaries import PROJECTIONS
+from sfumato.run.state import RunState, load_state
+from sfumato.training.canaries import toss_coins
+
+ACCESS = {
+    "gradient": "white-box: every noisy sum, along each canary's gradient",
+    "mislabelled": "black-box: the released model's loss on generated images with random labels",
+    "noise": "black-box: the released model's loss on images of noise with random labels",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryScores:
+    """A score for each canary, higher = more likely in; white-box also what was measured of the noise."""
+
+    kind: str
+    inner: Scores
+    outer: Scores
+    noise: float | None = None  # as a noise multiplier
+    noise_upper: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAudit:
+    """What the canaries of one run show, beside what is promised and what so many could have shown."""
+
+    nominal_epsilon: float
+    delta: float
+    confidence: float
+    kind: str
+    num_canaries: int
+    num_members: int
+    epsilon: float  # of a plan like this one with other noise
+    ceiling: float
+    num_guesses: int
+    num_correct: int
+    plain_epsilon: float  # (ε, δ)-DP, nothing else assumed
+    plain_ceiling: float
+    auc: float
+    noise_multiplier: float
+    measured_noise_multiplier: float | None  # white-box
+    measured_noise_upper: float | None
+    violations: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """For the card and the report."""
+        found, plain, most = map(round_down, (self.epsilon, self.plain_epsilon, self.ceiling))
+        return (
+            f"An audit of this run with {self.num_canaries:,} canaries ({ACCESS[self.kind]}) shows that ε is "
+            f"at least {found} with {100 * self.confidence:g} % confidence ({plain} if nothing is assumed "
+            f"about the mechanism); the guarantee says at most {round_up(self.nominal_epsilon, 3)}. With every "
+            f"guess right, so many canaries would have shown {most}. A low figure is no proof of privacy: a "
+            "better attack may show more."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "access": ACCESS[self.kind], "violations": list(self.violations)}
+
+
+def audit_run(path: Path, *, confidence: float = 0.95, model: nn.Module | None = None) -> RunAudit:
+    """Audit a finished run, and write the result beside it, into its card and into its report.
+
+    ``model`` is needed for the final loss of a network of your own.
+    """
+    folder = RunFolder(path)
+    scores, plan = canary_scores(folder, model=model)
+    result = judge_scores(scores, plan, confidence=confidence)
+    publish_audit(folder, result, scores)
+    return result
+
+
+def canary_scores(folder: RunFolder, *, model: nn.Module | None = None) -> tuple[CanaryScores, Plan]:
+    """The scores of a finished run's canaries, and the plan that it promised."""
+    settings = folder.stored_recipe().audit
+    if not settings.canaries:
+        raise RunError(
+            "no-canaries",
+            f"{folder.path} was trained without canaries.",
+            why="An audit of one run counts how many of them it recognises.",
+            fix="Train with --audit-canaries 1000; or audit the implementation: sfumato audit mechanism.",
+        )
+    read_description(folder.release)  # refuses a run that is not finished
+    state, key = load_state(folder.state), folder.canary_key()
+    if key is None:
+        raise RunError(
+            "damaged-run",
+            f"{folder.path} has no key of its canaries.",
+            why="Without it nobody knows which canaries were in the training.",
+            fix="Restore state/canaries.key.",
+        )
+    plan = Plan.from_dict(state.values["plan"])
+    members = toss_coins(key, settings.canaries).numpy()
+    if settings.kind == "gradient":
+        return white_box_scores(state, members, plan), plan
+    return black_box_scores(folder, key, members, kind=settings.kind, model=model), plan
+
+
+def white_box_scores(state: RunState, members: np.ndarray, plan: Plan) -> CanaryScores:
+    """From the projections that the run has kept."""
+    seen = state.tensors[PROJECTIONS].double().numpy()
+    # what is beyond all numbers is seen by everybody
+    seen = np.nan_to_num(seen, nan=0.0, posinf=1e12, neginf=-1e12)
+    scores = projection_scores(
+        seen, sampling_rate=plan.sampling_rate, noise_multiplier=plan.noise_multiplier
+    )
+    noise, upper = measured_noise(seen[:, ~members], plan.noise_multiplier)
+    return CanaryScores(
+        kind="gradient", inner=scores[members], outer=scores[~members], noise=noise, noise_upper=upper
+    )
+
+
+def black_box_scores(
+    folder: RunFolder, key: int, members: np.ndarray, *, kind: str, model: nn.Module | None
+) -> CanaryScores:
+    """Minus the released model's loss on each canary, beside the mean of all canaries with its label.
+
+    How much the model likes a label as such says nothing about a canary.
+    """
+    released = load(folder.path, model=model)
+    shape = (released.config["channels"], released.config["image_size"], released.config["image_size"])
+    canaries = canary_images(key, len(members), kind=kind, shape=shape, classes=released.classes)
+    logits = released.logits(canaries.images).double()
+    scores = -cross_entropy(logits, canaries.labels, reduction="none").numpy()
+    labels = canaries.labels.numpy()
+    totals = np.bincount(labels, weights=scores, minlength=len(released.classes))
+    scores = scores - (totals / np.maximum(np.bincount(labels, minlength=len(totals)), 1))[labels]
+    return CanaryScores(kind=kind, inner=scores[members], outer=scores[~members])
+
+
+def judge_scores(scores: CanaryScores, plan: Plan, *, confidence: float) -> RunAudit:
+    """Bounds from the scores, beside what the plan promises."""
+    inner, outer = scores.inner, scores.outer
+    bound = one_run_plan_bound(inner, outer, plan=plan, confidence=confidence)
+    plain = one_run_bound(inner, outer, delta=plan.delta, confidence=confidence)
+    return RunAudit(
+        nominal_epsilon=plan.epsilon,
+        delta=plan.delta,
+        confidence=confidence,
+        kind=scores.kind,
+        num_canaries=len(inner) + len(outer),
+        num_members=len(inner),
+        epsilon=bound.epsilon,
+        ceiling=bound.ceiling,
+        num_guesses=bound.num_guesses,
+        num_correct=bound.num_correct,
+        plain_epsilon=plain.epsilon,
+        plain_ceiling=plain.ceiling,
+        auc=auc(inner, outer).value if len(inner) and len(outer) else 0.5,
+        noise_multiplier=plan.noise_multiplier,
+        measured_noise_multiplier=scores.noise,
+        measured_noise_upper=scores.noise_upper,
+        violations=tuple(_violations(scores, plan, (bound.epsilon, plain.epsilon), confidence)),
+    )
+
+
+def _violations(scores: CanaryScores, plan: Plan, found: tuple[float, float], confidence: float) -> list[str]:
+    sentences = []
+    if max(found) > plan.epsilon:
+        sentences.append(
+            f"ε is at least {round_down(max(found))} ({100 * confidence:g} % sure), but "
+            f"{round_up(plan.epsilon, 3)} is promised."
+        )
+    if scores.noise_upper is not None and scores.noise_upper < plan.noise_multiplier:
+        sentences.append(
+            f"The noise multiplier is at most {scores.noise_upper:.4g} (99.9 % sure), but "
+            f"{plan.noise_multiplier:.4g} is accounted."
+        )
+    return sentences
+
+
+def publish_audit(folder: RunFolder, result: RunAudit, scores: CanaryScores) -> None:
+    """Write audit.json, and the audit's sections of the model card and of the report."""
+    inner, outer = scores.inner, scores.outer
+    drawn: dict[str, Any] = {"histogram": None, "roc": []}
+    if len(inner) and len(outer):
+        bins = score_histogram(inner, outer)
+        drawn["histogram"] = {name: np.asarray(values).tolist() for name, values in bins.items()}
+        drawn["roc"] = [list(point) for point in roc_curve(inner, outer).points(100, lowest=1 / len(outer))]
+    found = {key: _finite(value) for key, value in result.as_dict().items()}
+    write_json(folder.audit, {**found, "sentence": result.sentence(), **drawn})
+    card = folder.release / CARD
+    write_text(card, with_audit(card.read_text(encoding="utf-8"), result.sentence(), result.violations))
+    write_report([folder.path], folder.report)
+
+
+def _finite(value: Any) -> Any:
+    """``value`` if JSON can hold it."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
