@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sfumato import accounting
+from sfumato.accounting import Event
 from sfumato.audit.one_run import OneRunBound, count_correct, curve_refuted, guess_numbers, one_run_gdp_bound
 from sfumato.audit.sampled import LEAST_NOISE, MOST_NOISE, PRECISION
 from sfumato.audit.scores import check_confidence, check_scores
@@ -80,8 +82,7 @@ def _least_false(plan: Plan) -> Callable[[NDArray[np.float64]], NDArray[np.float
 
     Each (ε, δ) of the curve gives two lines, for either side; the highest of them all is taken.
     """
-    events = plan.events()
-    deltas = np.array([accounting.delta(events, epsilon=float(value)) for value in _EPSILONS])
+    deltas = np.array(_deltas(plan.events()))
     growth = np.exp(_EPSILONS)
 
     def least_false(right: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -90,6 +91,11 @@ def _least_false(plan: Plan) -> Callable[[NDArray[np.float64]], NDArray[np.float
         return np.maximum(0.0, lines.max(keepdims=True))
 
     return least_false
+
+
+@lru_cache(maxsize=256)
+def _deltas(events: tuple[Event, ...]) -> tuple[float, ...]:
+    return tuple(accounting.delta(events, epsilon=float(value)) for value in _EPSILONS)
 
 
 def _least_refuted(

@@ -1,6 +1,6 @@
 """Charts as inline SVG that follow the page's colours, in light, dark and print.
 
-All markup is written by ``_tag``, which escapes every text and attribute: names may come from a stranger.
+All markup is written by ``tag``, which escapes every text and attribute: names may come from a stranger.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 MOST_CLASSES = 200  # a confusion matrix has a rectangle for each pair
-_WIDTH, _HEIGHT = 520, 290  # about the size on the page, so that letters keep theirs
-_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 14, 14, 46
+WIDTH, HEIGHT = 520, 290  # about the size on the page, so that letters keep theirs
+LEFT, RIGHT, TOP, BOTTOM = 68, 14, 14, 46
 _LETTER = 7.2  # mean width of a letter of a name
 _LONGEST = 26  # letters of a name that are shown; all of them are in its tooltip
 
@@ -32,20 +32,25 @@ def line_chart(
     """Lines over a common grid that starts at zero."""
     points = [point for line in series for point in line.points]
     if not points:
-        return _tag("p", "Nothing to draw yet.", class_="empty")
-    x_ticks = _ticks(0.0, max(x for x, _ in points))
-    y_ticks = _ticks(0.0, 1.0 if percent else max(y for _, y in points))
-    across = _Scale(0.0, max(x_ticks[-1], max(x for x, _ in points)), _LEFT, _WIDTH - _RIGHT)
-    up = _Scale(0.0, y_ticks[-1], _HEIGHT - _BOTTOM, _TOP)
-    parts = _axes(x_ticks, y_ticks, across, up, x_label=x_label, y_label=y_label, percent=percent)
+        return tag("p", "Nothing to draw yet.", class_="empty")
+    x_ticks = ticks(0.0, max(x for x, _ in points))
+    y_ticks = ticks(0.0, 1.0 if percent else max(y for _, y in points))
+    across = Scale(0.0, max(x_ticks[-1], max(x for x, _ in points)), LEFT, WIDTH - RIGHT)
+    up = Scale(0.0, y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    parts = axes(
+        [(f"{tick:,g}", across(tick)) for tick in x_ticks],
+        [(_number(tick, percent), up(tick)) for tick in y_ticks],
+        x_label=x_label,
+        y_label=y_label,
+    )
     for number, line in enumerate(series):
         path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line.points)
-        parts.append(_tag("polyline", class_=f"line s{number % 6}", points=path))
+        parts.append(tag("polyline", class_=f"line s{number % 6}", points=path))
         if markers:
             parts += [
-                _tag(
+                tag(
                     "circle",
-                    _tag("title", f"{line.name}: {_number(y, percent)} at {x:g}"),
+                    tag("title", f"{line.name}: {_number(y, percent)} at {x:g}"),
                     class_=f"dot s{number % 6}",
                     cx=f"{across(x):.1f}",
                     cy=f"{up(y):.1f}",
@@ -54,27 +59,27 @@ def line_chart(
                 for x, y in line.points
             ]
     label = f"{y_label} against {x_label}"
-    return _svg(_WIDTH, _HEIGHT, label, parts, css="lines") + _legend([line.name for line in series])
+    return svg(WIDTH, HEIGHT, label, parts, css="lines") + legend([line.name for line in series])
 
 
 def bar_chart(values: Sequence[tuple[str, float | None]], *, label: str) -> Markup:
     """Horizontal bars of shares between 0 and 1, each with its figure."""
     row = 34 if len(values) <= 12 else 24
     name_width = _label_width([name for name, _ in values])
-    full = _WIDTH - name_width - 66
+    full = WIDTH - name_width - 66
     parts = []
     for number, (name, share) in enumerate(values):
         y = number * row + (row - 26) / 2
         figure = "no images" if share is None else f"{100 * share:.1f} %"
-        title = _tag("title", f"{name}: {figure}")
+        title = tag("title", f"{name}: {figure}")
         place = {"x": name_width, "y": y + 5, "height": 16, "rx": 3}
         parts += [
-            _tag("text", _short(name), title, class_="name", x=name_width - 10, y=y + 17, text_anchor="end"),
-            _tag("rect", class_="track", width=full, **place),
-            _tag("rect", title, class_="bar", width=f"{full * (share or 0.0):.1f}", **place),
-            _tag("text", figure, class_="figure", x=name_width + full + 8, y=y + 17),
+            tag("text", _short(name), title, class_="name", x=name_width - 10, y=y + 17, text_anchor="end"),
+            tag("rect", class_="track", width=full, **place),
+            tag("rect", title, class_="bar", width=f"{full * (share or 0.0):.1f}", **place),
+            tag("text", figure, class_="figure", x=name_width + full + 8, y=y + 17),
         ]
-    return _svg(_WIDTH, row * len(values) + 4, label, parts)
+    return svg(WIDTH, row * len(values) + 4, label, parts)
 
 
 def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> Markup:
@@ -83,7 +88,7 @@ def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> 
     margin = _label_width(classes) if named else 12
     top = 12 + 0.77 * margin if named else 12  # names across are slanted by 50 degrees
     slant = margin * 0.42 if named else 12  # the last slanted name needs room on its right
-    cell = max(3.0, min(44.0, (_WIDTH - margin - slant) / len(classes)))
+    cell = max(3.0, min(44.0, (WIDTH - margin - slant) / len(classes)))
     parts = []
     for row, counts in enumerate(matrix):
         total = sum(counts)
@@ -92,9 +97,9 @@ def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> 
             x, y = margin + column * cell, top + row * cell
             title = f"{classes[row]} taken for {classes[column]}: {number} of {total}"
             parts.append(
-                _tag(
+                tag(
                     "rect",
-                    _tag("title", title),
+                    tag("title", title),
                     class_="hit" if row == column else "miss",
                     x=f"{x:.1f}",
                     y=f"{y:.1f}",
@@ -107,15 +112,15 @@ def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> 
                 parts += _figure_in_cell(number, x + cell / 2, y + cell / 2 + 4, cell, _shade(share))
     for index, name in enumerate(classes if named else ()):
         middle = index * cell + cell / 2
-        title, place = _tag("title", name), {"x": margin - 6, "y": f"{top + middle + 4:.1f}"}
+        title, place = tag("title", name), {"x": margin - 6, "y": f"{top + middle + 4:.1f}"}
         slanted = f"translate({margin + middle + 4:.1f},{top - 6:.1f}) rotate(-50)"
         parts += [
-            _tag("text", _short(name), title, class_="name", text_anchor="end", **place),
-            _tag("text", _short(name), title, class_="name", transform=slanted),
+            tag("text", _short(name), title, class_="name", text_anchor="end", **place),
+            tag("text", _short(name), title, class_="name", transform=slanted),
         ]
     side = cell * len(classes)
     label = "confusion matrix: true classes down, predicted across"
-    return _svg(max(_WIDTH, margin + side + slant), top + side + 4, label, parts, css="confusion")
+    return svg(max(WIDTH, margin + side + slant), top + side + 4, label, parts, css="confusion")
 
 
 def _figure_in_cell(number: int, x: float, y: float, cell: float, shade: float) -> list[Markup]:
@@ -124,11 +129,13 @@ def _figure_in_cell(number: int, x: float, y: float, cell: float, shade: float) 
     if cell < 22 or 6 * digits > cell:
         return []
     css = f"count {'light' if shade > 0.55 else 'dark'}{' small' if 8 * digits > cell else ''}"
-    return [_tag("text", number, class_=css, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor="middle")]
+    return [tag("text", number, class_=css, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor="middle")]
 
 
 @dataclass(frozen=True)
-class _Scale:
+class Scale:
+    """From values to places in the picture."""
+
     low: float
     high: float
     start: float
@@ -139,55 +146,48 @@ class _Scale:
         return self.start + (value - self.low) / span * (self.end - self.start)
 
 
-def _axes(
-    x_ticks: Sequence[float],
-    y_ticks: Sequence[float],
-    across: _Scale,
-    up: _Scale,
-    *,
-    x_label: str,
-    y_label: str,
-    percent: bool,
+def axes(
+    x_ticks: Sequence[tuple[str, float]], y_ticks: Sequence[tuple[str, float]], *, x_label: str, y_label: str
 ) -> list[Markup]:
-    floor, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    """Grid, axis and their texts; each tick is a text and its place in the picture."""
+    floor, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     parts = []
-    for tick in y_ticks:
-        y = up(tick)
-        parts.append(_tag("line", class_="grid", x1=_LEFT, x2=right, y1=f"{y:.1f}", y2=f"{y:.1f}"))
-        text = _number(tick, percent)
-        parts.append(_tag("text", text, class_="tick", x=_LEFT - 8, y=f"{y + 4:.1f}", text_anchor="end"))
-    for tick in x_ticks:
-        x = f"{across(tick):.1f}"
-        parts.append(_tag("text", f"{tick:,g}", class_="tick", x=x, y=floor + 18, text_anchor="middle"))
-    parts.append(_tag("line", class_="axis", x1=_LEFT, x2=right, y1=floor, y2=floor))
-    middle, half = (_LEFT + right) / 2, (_TOP + floor) / 2
+    for text, y in y_ticks:
+        parts.append(tag("line", class_="grid", x1=LEFT, x2=right, y1=f"{y:.1f}", y2=f"{y:.1f}"))
+        parts.append(tag("text", text, class_="tick", x=LEFT - 8, y=f"{y + 4:.1f}", text_anchor="end"))
+    for text, x in x_ticks:
+        parts.append(tag("text", text, class_="tick", x=f"{x:.1f}", y=floor + 18, text_anchor="middle"))
+    parts.append(tag("line", class_="axis", x1=LEFT, x2=right, y1=floor, y2=floor))
+    middle, half = (LEFT + right) / 2, (TOP + floor) / 2
     upright = f"translate(13,{half})" + (" rotate(-90)" if len(y_label) > 1 else "")
-    parts.append(_tag("text", x_label, class_="label", x=middle, y=_HEIGHT - 6, text_anchor="middle"))
-    parts.append(_tag("text", y_label, class_="label", transform=upright, text_anchor="middle"))
+    parts.append(tag("text", x_label, class_="label", x=middle, y=HEIGHT - 6, text_anchor="middle"))
+    parts.append(tag("text", y_label, class_="label", transform=upright, text_anchor="middle"))
     return parts
 
 
-def _svg(width: float, height: float, label: str, parts: Sequence[Markup], *, css: str = "figures") -> Markup:
+def svg(width: float, height: float, label: str, parts: Sequence[Markup], *, css: str = "figures") -> Markup:
+    """A whole picture; ``label`` is for those who cannot see it."""
     box = f"0 0 {width:.0f} {height:.0f}"
-    return _tag("svg", *parts, class_=f"chart {css}", viewBox=box, role="img", aria_label=label)
+    return tag("svg", *parts, class_=f"chart {css}", viewBox=box, role="img", aria_label=label)
 
 
-def _legend(names: Sequence[str]) -> Markup:
+def legend(names: Sequence[str]) -> Markup:
+    """Which line is which, if there are several."""
     if len(names) < 2:
         return Markup("")
-    items = [_tag("li", _tag("span", class_=f"key s{number % 6}"), name) for number, name in enumerate(names)]
-    return _tag("ul", *items, class_="legend")
+    items = [tag("li", tag("span", class_=f"key s{number % 6}"), name) for number, name in enumerate(names)]
+    return tag("ul", *items, class_="legend")
 
 
-def _tag(name: str, *content: object, **attributes: object) -> Markup:
-    """One element. ``class_`` is class, ``text_anchor`` text-anchor; only what ``_tag`` made is no text."""
+def tag(name: str, *content: object, **attributes: object) -> Markup:
+    """One element. ``class_`` is class, ``text_anchor`` text-anchor; only what ``tag`` made is no text."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items()
     )
     return Markup(f"<{name}{written}>{''.join(map(escape, content))}</{name}>")
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """About five round numbers from ``low`` to at least ``high``."""
     raw = (high - low) / 5
     if not 1e-300 < raw < 1e300:

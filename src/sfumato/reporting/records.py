@@ -92,7 +92,7 @@ def read_run(path: Path) -> RunRecord:
             privacy=privacy,
             scores=_read_scores(folder.scores(sensitive=False)),
             resolved=read_json(folder.resolved, ResolvedDocument) if folder.resolved.exists() else None,
-            audit=_read_audit(folder.audit),
+            audit=read_audit(folder.audit),
         )
     except (OSError, ValueError) as error:
         raise RunError(
@@ -121,7 +121,8 @@ def _read_scores(path: Path) -> ScoresDocument | None:
     return scores
 
 
-def _read_audit(path: Path) -> AuditDocument | None:
+def read_audit(path: Path) -> AuditDocument | None:
+    """What an audit of the run found; None if there was none."""
     if not path.exists():
         return None
     audit = read_json(path, AuditDocument)

@@ -20,6 +20,7 @@ from sfumato.files import write_text
 from sfumato.privacy.statement import round_up
 from sfumato.release.card import headline
 from sfumato.release.escaping import one_line
+from sfumato.reporting.audit_charts import bound_chart, histogram_chart, roc_chart
 from sfumato.reporting.charts import MOST_CLASSES, Series, bar_chart, confusion_chart, line_chart
 from sfumato.reporting.records import RunRecord, read_run
 
@@ -71,6 +72,7 @@ def _single(record: RunRecord) -> dict[str, object]:
         "banners": _banners([record], named=False),
         "tiles": _tiles(record),
         "statement": record.privacy["statement"].split("\n"),
+        "audit": _audit(record),
         "learning": _learning([record]),
         "spending": _spending([record]),
         "scored": scores is not None,
@@ -125,6 +127,21 @@ def _tiles(record: RunRecord) -> list[tuple[str, str, str]]:
         ("steps", _count(privacy.get("num_steps")), "" if rate is None else f"q = {rate:.3g}"),
         ("time", _duration(record.environment["seconds"]), f"{threads} thread{'s' * (threads != 1)}"),
     ]
+
+
+def _audit(record: RunRecord) -> dict[str, object] | None:
+    """What an audit of the run found; None if there was none."""
+    audit = record.audit
+    if audit is None:
+        return None
+    bins = audit["histogram"]
+    return {
+        "sentence": audit["sentence"],
+        "violations": audit["violations"],
+        "bound": bound_chart(audit),
+        "scores": None if bins is None else histogram_chart(bins),
+        "roc": roc_chart(audit["roc"]),
+    }
 
 
 def _learning(records: Sequence[RunRecord]) -> Markup:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato.data.canaries import canary_images
 from sfumato.errors import ConfigError, RunError
@@ -126,6 +126,12 @@ def check_canaries(recipe: Recipe) -> None:
             why="There is no guarantee that an audit could compare with.",
             fix="Leave out --audit-canaries, or train with --epsilon.",
         )
+
+
+def check_room(recipe: Recipe, model: nn.Module) -> None:
+    """Refuse more canaries than the model has directions for, before anything is spent."""
+    if recipe.audit.canaries and recipe.audit.kind == "gradient":
+        Directions.draw(0, recipe.audit.canaries, model)
 
 
 def _views(prepared: Prepared, images: ImageSet):

@@ -30,6 +30,7 @@ from sfumato.privacy.plan import Plan
 from sfumato.privacy.sampling_schemes import Batches
 from sfumato.randomness import RandomSource, SecureSource, SeededSource
 from sfumato.recipes.recipe import Recipe
+from sfumato.run.canaries import check_room
 from sfumato.run.devices import choose_device, fitting_rows
 from sfumato.run.features import feature_views, fit_extractor
 from sfumato.run.networks import initial_model
@@ -174,6 +175,7 @@ def prepare(
     )
     optimizer = components.optimizer_of(recipe, network)
     check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
+    check_room(recipe, network)
     max_rows = recipe.performance.microbatch_size or fitting_rows(network, train, device)
     findings = () if plan is None else examine(recipe, splits, network, plan, max_rows=max_rows)
     counter = features_counter(observer, "training")

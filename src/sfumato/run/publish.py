@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.files import write_json
-from sfumato.release.card import headline, model_card
+from sfumato.release.card import headline, model_card, with_audit
 from sfumato.release.documents import Config
 from sfumato.release.release import FORMAT, write_release
 from sfumato.release.run_folder import RunFolder, describe_environment
+from sfumato.reporting.records import read_audit
 from sfumato.reporting.report import write_report
 from sfumato.run.prepare import Prepared, ProgressObserver, features_counter
 from sfumato.training.averaging import WeightAverage
@@ -73,6 +74,9 @@ def publish(
     config = {**model_config(prepared), **label}
     public = scores if scored is not None and not scored.sensitive else None
     card = model_card(config=config, privacy=privacy, scores=public, recipe=prepared.recipe)
+    audit = read_audit(folder.audit)
+    if audit is not None:  # of the same run, finished before
+        card = with_audit(card, audit["sentence"], audit["violations"])
     environment = {**describe_environment(), "seconds": seconds, "max_rows": max_rows}
     write_json(folder.environment, environment)
     write_release(folder.release, model=released, config=config, privacy=privacy, card=card)

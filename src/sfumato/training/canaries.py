@@ -56,7 +56,7 @@ class Directions:
         """
         trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         shapes = {name: value.shape for name, value in trained.items()}
-        silent = f"{last_layer(model)}.weight"
+        silent = f"{last_layer(model)}.weight" if any(True for _ in model.children()) else "weight"
         source = SeededSource(key)
         if silent in shapes and len(shapes[silent]) == 2 and shapes[silent][1] >= count:
             num_classes, num_inputs = shapes[silent]
