@@ -92,4 +92,6 @@ def ties_by_membership(patch):
 )
 def gdp_recursion_too_steep(patch):
     """The recursion forces more probability than the theorem does."""
-    rewrite(patch, "sfumato.audit.one_run:curve_refuted", "count / (num_guesses", "(count + 1) / (num_guesses")
+    rewrite(
+        patch, "sfumato.audit.one_run:curve_refuted", "count / (num_guesses", "(count + 1) / (num_guesses"
+    )

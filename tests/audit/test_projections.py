@@ -31,9 +31,7 @@ def test_without_real_units_the_score_is_the_likelihood_ratio():
     seen, _ = simulated(np.random.default_rng(0))
     assert np.array_equal(without_interference(seen, sampling_rate=RATE, noise_multiplier=NOISE), seen)
     scores = projection_scores(seen, sampling_rate=RATE, noise_multiplier=NOISE)
-    assert np.array_equal(
-        scores, log_likelihood_ratio(seen.T, sampling_rate=RATE, noise_multiplier=NOISE)
-    )
+    assert np.array_equal(scores, log_likelihood_ratio(seen.T, sampling_rate=RATE, noise_multiplier=NOISE))
 
 
 @pytest.mark.parametrize("rate", [RATE, 1.0])

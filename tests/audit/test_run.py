@@ -282,7 +282,5 @@ def test_scores_of_other_coins_show_nothing(tmp_path):
     coins = np.random.default_rng(0).random(len(every)) < 0.5
     result = judge_scores(replace(scores, inner=every[coins], outer=every[~coins]), plan, confidence=0.95)
     assert result.epsilon < 0.2
-    told = judge_scores(
-        replace(scores, inner=every[coins] + 1e9, outer=every[~coins]), plan, confidence=0.95
-    )
+    told = judge_scores(replace(scores, inner=every[coins] + 1e9, outer=every[~coins]), plan, confidence=0.95)
     assert 5 < told.epsilon <= told.ceiling

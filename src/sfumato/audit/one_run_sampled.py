@@ -1,7 +1,8 @@
 """A lower bound of ε from one training, among plans that differ in noise alone.
 
 A Poisson-sampled training is not μ-GDP for any one μ. So the theorem of Mahloujifar et al. 2024 is read
-against the trade-off curve of the plan itself, at every noise multiplier, as ``sampled`` does for many trainings.
+against the trade-off curve of the plan itself, at every noise multiplier, as ``sampled`` does for many
+trainings.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def one_run_plan_bound(
 
 
 def _steps_alone(plan: Plan) -> Plan:
-    """What a canary is protected by: the steps, without other releases or a search, by the tight accountant."""
+    """What protects a canary: the steps, without other releases or a search, by the tight accountant."""
     return replace(
         plan,
         extra_events=(),
@@ -98,9 +99,7 @@ def _deltas(events: tuple[Event, ...]) -> tuple[float, ...]:
     return tuple(accounting.delta(events, epsilon=float(value)) for value in _EPSILONS)
 
 
-def _least_refuted(
-    refuted: Callable[[float], int | None], start: float
-) -> tuple[float | None, int | None]:
+def _least_refuted(refuted: Callable[[float], int | None], start: float) -> tuple[float | None, int | None]:
     """The least noise multiplier that is refuted, to ``PRECISION``, and by which number of guesses."""
     low = high = start
     found = refuted(high)

@@ -1,7 +1,7 @@
 """White-box scores of gradient canaries: what the noisy sums of all steps show along each canary's vector.
 
-Everything here is a function of the noisy sums, which are private for the real units: scores, plots and bounds
-tell nothing more about them than the guarantee allows.
+Everything here is a function of the noisy sums, which are private for the real units: scores, plots and
+bounds tell nothing more about them than the guarantee allows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ def projection_scores(seen: Projections, *, sampling_rate: float, noise_multipli
     return np.clip(scores, -1e12, 1e12)  # a score beyond all numbers is certain
 
 
-def without_interference(
-    seen: Projections, *, sampling_rate: float, noise_multiplier: float
-) -> Projections:
+def without_interference(seen: Projections, *, sampling_rate: float, noise_multiplier: float) -> Projections:
     """``seen`` without the courses over time that stand out of the noise.
 
     Gradients of real units change slowly, so that along all canaries their courses are mixtures of a few.

@@ -80,9 +80,9 @@ class RunAudit:
         return (
             f"An audit of this run with {self.num_canaries:,} canaries ({ACCESS[self.kind]}) shows that ε is "
             f"at least {found} with {100 * self.confidence:g} % confidence ({plain} if nothing is assumed "
-            f"about the mechanism); the guarantee says at most {round_up(self.nominal_epsilon, 3)}. With every "
-            f"guess right, so many canaries would have shown {most}. A low figure is no proof of privacy: a "
-            "better attack may show more."
+            f"about the mechanism); the guarantee says at most {round_up(self.nominal_epsilon, 3)}. With "
+            f"every guess right, so many canaries would have shown {most}. A low figure is no proof of "
+            "privacy: a better attack may show more."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -132,9 +132,7 @@ def white_box_scores(state: RunState, members: np.ndarray, plan: Plan) -> Canary
     seen = state.tensors[PROJECTIONS].double().numpy()
     # what is beyond all numbers is seen by everybody
     seen = np.nan_to_num(seen, nan=0.0, posinf=1e12, neginf=-1e12)
-    scores = projection_scores(
-        seen, sampling_rate=plan.sampling_rate, noise_multiplier=plan.noise_multiplier
-    )
+    scores = projection_scores(seen, sampling_rate=plan.sampling_rate, noise_multiplier=plan.noise_multiplier)
     noise, upper = measured_noise(seen[:, ~members], plan.noise_multiplier)
     return CanaryScores(
         kind="gradient", inner=scores[members], outer=scores[~members], noise=noise, noise_upper=upper

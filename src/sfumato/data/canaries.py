@@ -1,4 +1,4 @@
-"""Images for canaries: made by chance alone, with labels by chance, so that nothing about them is anybody's."""
+"""Images for canaries: made by chance alone, labels too, so that nothing about them is anybody's."""
 
 from __future__ import annotations
 

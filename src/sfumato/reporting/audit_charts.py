@@ -35,7 +35,9 @@ def histogram_chart(bins: AuditHistogram) -> Markup:
     up = Scale(0.0, y_ticks[-1], _FLOOR, TOP)
     x_ticks = [edges[0] + (edges[-1] - edges[0]) * part / 4 for part in range(5)]
     shown = [(f"{value:.3g}", across(value)) for value in x_ticks]
-    parts = axes(shown, [(f"{value:,g}", up(value)) for value in y_ticks], x_label="score", y_label="canaries")
+    parts = axes(
+        shown, [(f"{value:,g}", up(value)) for value in y_ticks], x_label="score", y_label="canaries"
+    )
     for number, counts in enumerate((bins["num_out"], bins["num_in"])):
         points = [(edges[0], 0.0)]
         for place, count in enumerate(counts):

@@ -1,7 +1,7 @@
 """The canaries of a run: their key, their part in each step, and what was seen of them, kept in ``state/``.
 
-They leave the real units' guarantee as it is (``training.canaries``), and are nobody: the ledger, fingerprints,
-class counts, the private mean of features and all scores are about the real images alone.
+They leave the real units' guarantee as it is (``training.canaries``), and are nobody: the ledger,
+fingerprints, class counts, the private mean of features and all scores are about the real images alone.
 """
 
 from __future__ import annotations

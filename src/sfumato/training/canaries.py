@@ -1,8 +1,8 @@
 """Canaries: units of their own beside the real ones, each in the training or out of it by a fair coin.
 
-They enter through the seam of the loop, so that nothing else knows of them. Real units keep their numbers, and
-every canary has one behind them. It is drawn at the plan's rate whatever its coin says; if it is out, nothing
-is added. Noise, rate and divisor stay those that were planned for the real units.
+They enter through the seam of the loop, so that nothing else knows of them. Real units keep their numbers,
+and every canary has one behind them. It is drawn at the plan's rate whatever its coin says; if it is out,
+nothing is added. Noise, rate and divisor stay those that were planned for the real units.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from sfumato.randomness import SeededSource
 from sfumato.training.finetuning import last_layer
 from sfumato.training.gradient_sums import GradientSum
 
-COORDINATES = 256  # of one canary at most: enough that no single one decides how loud the real units are there
+COORDINATES = (
+    256  # of one canary at most: enough that no single one decides how loud the real units are there
+)
 ROUNDING = 2.0**-40  # relative room for the rounding of a direction's norm
 
 
@@ -75,16 +77,16 @@ class Directions:
             signs=_signs(source, count * size).view(count, size),
         )
 
-    def added(
-        self, gradients: Mapping[str, Tensor], chosen: Tensor, *, length: float
-    ) -> dict[str, Tensor]:
+    def added(self, gradients: Mapping[str, Tensor], chosen: Tensor, *, length: float) -> dict[str, Tensor]:
         """``gradients`` and the vectors of the ``chosen`` canaries, each of a norm of at most ``length``."""
         flat = self._flat(gradients)
         scale = length * (1 - ROUNDING) / math.sqrt(self.places.shape[1])
         places, signs = (values[chosen].flatten().to(flat.device) for values in (self.places, self.signs))
         flat[places] += scale * signs.to(flat.dtype)  # every place is there once
         parts = flat.split([shape.numel() for shape in self.shapes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        return {
+            name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def projections(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """(M,) float64: the part of ``gradients`` along each canary's vector."""
