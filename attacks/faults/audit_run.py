@@ -78,7 +78,7 @@ def canaries_in_the_log(patch: MonkeyPatch) -> None:
 )
 def canary_scores_forgotten(patch: MonkeyPatch) -> None:
     """A resumed run begins its projections anew, with zeros for the steps before."""
-    rewrite(patch, "sfumato.run.canaries:RunCanaries.restore", "wanted.copy_(seen)", "pass")
+    rewrite(patch, "sfumato.run.canaries:RunCanaries.restore", "wanted.copy_(", "(")
 
 
 @fault("canary-key-not-compared", tests=(f"{RUN}::test_a_run_goes_on_with_its_own_canaries_or_not_at_all",))
@@ -86,8 +86,8 @@ def canary_key_not_compared(patch: MonkeyPatch) -> None:
     """A run goes on with the key that it finds, whosever it is."""
     rewrite(
         patch,
-        "sfumato.run.canaries:RunCanaries.restore",
-        ' or state.values.get("canaries") != self._checksum()',
+        "sfumato.run.canaries:kept_projections",
+        ' or state.values.get("canaries") != _checksum(key)',
         "",
     )
 

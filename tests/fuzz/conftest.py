@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sfumato.audit.run import audit_run
 from sfumato.run.session import train
 from small_runs import small_recipe, small_splits
 
@@ -15,5 +16,6 @@ def whole_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SFUMATO_LEDGER", str(folder / "ledger.sqlite"))
-        train(small_recipe(), out=folder / "run", data=small_splits())
+        train(small_recipe(audit__canaries=40), out=folder / "run", data=small_splits())
+        audit_run(folder / "run")
     return folder / "run"

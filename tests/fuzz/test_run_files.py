@@ -30,7 +30,7 @@ from sfumato.training.optimizers import build_optimizer
 
 DOCUMENTS = (
     *("release/config.json", "release/privacy.json"),
-    *("environment.json", "scores.json", "resolved.json"),
+    *("environment.json", "scores.json", "resolved.json", "audit.json"),
 )
 
 

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from sfumato.audit.run import audit_run
 from sfumato.errors import SfumatoError
 from sfumato.release.escaping import one_line
 from sfumato.reporting import charts, report
@@ -34,7 +35,7 @@ HOSTILE = (
 )
 # At every place two texts: all of them one behind the other, and the one that would hide the rest.
 AT_ONCE = (" ".join(text for text in HOSTILE if text != "<!--"), "<!--")
-FILES = ("release/config.json", "release/privacy.json", "environment.json", "scores.json")
+FILES = ("release/config.json", "release/privacy.json", "environment.json", "scores.json", "audit.json")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,8 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("strangers")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SFUMATO_LEDGER", str(folder / "ledger.sqlite"))
-        train(small_recipe(), out=folder / "run", data=small_splits())
+        train(small_recipe(audit__canaries=40), out=folder / "run", data=small_splits())
+        audit_run(folder / "run")
     return folder / "run"
 
 

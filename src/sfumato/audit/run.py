@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sfumato.audit.curves import auc, roc_curve, score_histogram
@@ -30,8 +30,8 @@ from sfumato.release.card import with_audit
 from sfumato.release.release import CARD, load, read_description
 from sfumato.release.run_folder import RunFolder
 from sfumato.reporting.report import write_report
-from sfumato.run.canaries import PROJECTIONS
-from sfumato.run.state import RunState, load_state
+from sfumato.run.canaries import kept_projections
+from sfumato.run.state import load_state
 from sfumato.training.canaries import toss_coins
 
 ACCESS = {
@@ -76,7 +76,9 @@ class RunAudit:
 
     def sentence(self) -> str:
         """For the card and the report."""
-        found, plain, most = map(round_down, (self.epsilon, self.plain_epsilon, self.ceiling))
+        found, plain, most = (
+            round_down(value, 3) for value in (self.epsilon, self.plain_epsilon, self.ceiling)
+        )
         return (
             f"An audit of this run with {self.num_canaries:,} canaries ({ACCESS[self.kind]}) shows that ε is "
             f"at least {found} with {100 * self.confidence:g} % confidence ({plain} if nothing is assumed "
@@ -123,15 +125,15 @@ def canary_scores(folder: RunFolder, *, model: nn.Module | None = None) -> tuple
     plan = Plan.from_dict(state.values["plan"])
     members = toss_coins(key, settings.canaries).numpy()
     if settings.kind == "gradient":
-        return white_box_scores(state, members, plan), plan
+        shape = (state.values["step"], len(members))
+        return white_box_scores(kept_projections(state, key=key, shape=shape), members, plan), plan
     return black_box_scores(folder, key, members, kind=settings.kind, model=model), plan
 
 
-def white_box_scores(state: RunState, members: np.ndarray, plan: Plan) -> CanaryScores:
-    """From the projections that the run has kept."""
-    seen = state.tensors[PROJECTIONS].double().numpy()
+def white_box_scores(projections: Tensor, members: np.ndarray, plan: Plan) -> CanaryScores:
+    """From the projections that the run has kept, of each step on each canary."""
     # what is beyond all numbers is seen by everybody
-    seen = np.nan_to_num(seen, nan=0.0, posinf=1e12, neginf=-1e12)
+    seen = np.nan_to_num(projections.double().numpy(), nan=0.0, posinf=1e12, neginf=-1e12)
     scores = projection_scores(seen, sampling_rate=plan.sampling_rate, noise_multiplier=plan.noise_multiplier)
     noise, upper = measured_noise(seen[:, ~members], plan.noise_multiplier)
     return CanaryScores(
@@ -187,7 +189,7 @@ def _violations(scores: CanaryScores, plan: Plan, found: tuple[float, float], co
     sentences = []
     if max(found) > plan.epsilon:
         sentences.append(
-            f"ε is at least {round_down(max(found))} ({100 * confidence:g} % sure), but "
+            f"ε is at least {round_down(max(found), 3)} ({100 * confidence:g} % sure), but "
             f"{round_up(plan.epsilon, 3)} is promised."
         )
     if scores.noise_upper is not None and scores.noise_upper < plan.noise_multiplier:

@@ -30,10 +30,10 @@ def command(run: Path, confidence: float, as_json: bool) -> None:
         sure = f"{100 * result.confidence:g} % sure"
         click.echo(f"Promised   ε = {round_up(result.nominal_epsilon, 3)} at δ = {result.delta:g}")
         click.echo(
-            f"Found      at least {round_down(result.epsilon)} ({sure}); "
-            f"{round_down(result.plain_epsilon)} if nothing is assumed about the mechanism"
+            f"Found      at least {round_down(result.epsilon, 3)} ({sure}); "
+            f"{round_down(result.plain_epsilon, 3)} if nothing is assumed about the mechanism"
         )
-        click.echo(f"Ceiling    {round_down(result.ceiling)} if every guess had been right")
+        click.echo(f"Ceiling    {round_down(result.ceiling, 3)} if every guess had been right")
         click.echo(
             f"Guesses    {result.num_correct:,} of {result.num_guesses:,} right; {result.num_canaries:,} "
             f"canaries, {result.num_members:,} of them in; area under the ROC curve {result.auc:.3f}"

@@ -73,14 +73,14 @@ def roc_chart(points: Sequence[tuple[float, float]]) -> Markup:
 def bound_chart(audit: AuditDocument) -> Markup:
     """What was found, beside what is promised and what so many canaries could have shown."""
     rows = [
-        ("found: at least", audit["epsilon"], round_down(audit["epsilon"])),
-        ("nothing assumed", audit["plain_epsilon"], round_down(audit["plain_epsilon"])),
+        ("found: at least", audit["epsilon"], round_down(audit["epsilon"], 3)),
+        ("nothing assumed", audit["plain_epsilon"], round_down(audit["plain_epsilon"], 3)),
         ("promised: at most", audit["nominal_epsilon"], round_up(audit["nominal_epsilon"], 3)),
-        ("ceiling of this audit", audit["ceiling"], round_down(audit["ceiling"])),
+        ("ceiling of this audit", audit["ceiling"], round_down(audit["ceiling"], 3)),
     ]
     most = max(1e-9, *(value for _, value, _ in rows))
     name_width, row = 170, 38
-    full = WIDTH - name_width - 66
+    full = WIDTH - name_width - 80
     parts = []
     for number, (name, value, figure) in enumerate(rows):
         y = number * row + 6

@@ -93,23 +93,29 @@ class RunCanaries:
 
     def saved(self, step: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Tensors and values for the state of the run after ``step`` steps."""
-        return {PROJECTIONS: self.projections[:step]}, {"canaries": self._checksum()}
+        return {PROJECTIONS: self.projections[:step]}, {"canaries": _checksum(self.key)}
 
     def restore(self, state: RunState, step: int) -> None:
         """Go on with what was seen in the saved state; refuses that of other canaries."""
-        seen = state.tensors.get(PROJECTIONS)
         wanted = self.projections[:step]
-        if seen is None or seen.shape != wanted.shape or state.values.get("canaries") != self._checksum():
-            raise RunError(
-                "damaged-run",
-                "the key in state/ is not that of the canaries which the run began with",
-                why="Scores of different canaries cannot be put together.",
-                fix="Restore the folder, or start anew with another --out.",
-            )
-        wanted.copy_(seen)
+        wanted.copy_(kept_projections(state, key=self.key, shape=wanted.shape))
 
-    def _checksum(self) -> str:
-        return hashlib.sha256(f"sfumato canaries {self.key:064x}".encode()).hexdigest()
+
+def kept_projections(state: RunState, *, key: int, shape: tuple[int, ...]) -> Tensor:
+    """What a saved run has seen of the canaries of ``key``; refuses that of others."""
+    seen = state.tensors.get(PROJECTIONS)
+    if seen is None or seen.shape != shape or state.values.get("canaries") != _checksum(key):
+        raise RunError(
+            "damaged-run",
+            "the key in state/ is not that of the canaries which the run began with.",
+            why="Scores of different canaries cannot be put together.",
+            fix="Restore the folder, or start anew with another --out.",
+        )
+    return seen
+
+
+def _checksum(key: int) -> str:
+    return hashlib.sha256(f"sfumato canaries {key:064x}".encode()).hexdigest()
 
 
 def new_key(source: RandomSource) -> int:
