@@ -21,7 +21,7 @@ from sfumato.audit.one_run import one_run_bound
 from sfumato.audit.one_run_sampled import one_run_plan_bound
 from sfumato.audit.projections import measured_noise, projection_scores
 from sfumato.audit.scores import Scores
-from sfumato.data.canaries import canary_images
+from sfumato.data.canaries import CanaryImages, canary_images
 from sfumato.errors import RunError
 from sfumato.files import write_json, write_text
 from sfumato.privacy.plan import Plan
@@ -142,7 +142,7 @@ def white_box_scores(projections: Tensor, members: np.ndarray, plan: Plan) -> Ca
 
 
 def black_box_scores(
-    folder: RunFolder, key: int, members: np.ndarray, *, kind: str, model: nn.Module | None
+    folder: RunFolder, key: int, members: np.ndarray, *, kind: CanaryImages, model: nn.Module | None
 ) -> CanaryScores:
     """Minus the released model's loss on each canary, beside the mean of all canaries with its label.
 

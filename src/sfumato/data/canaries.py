@@ -15,7 +15,7 @@ CanaryImages = Literal["mislabelled", "noise"]
 
 
 def canary_images(
-    key: int, count: int, *, kind: CanaryImages, shape: tuple[int, int, int], classes: tuple[str, ...]
+    key: int, count: int, *, kind: CanaryImages, shape: tuple[int, ...], classes: tuple[str, ...]
 ) -> ImageSet:
     """The ``count`` images of this key, for images of this ``shape`` (C, H, W), and their labels.
 

@@ -21,7 +21,7 @@ from sfumato.run.features import feature_views
 from sfumato.run.state import RunState
 from sfumato.training.canaries import Directions, WithGradientCanaries, WithInputCanaries, toss_coins
 from sfumato.training.gradient_sums import GradientSum
-from sfumato.training.inputs import Units
+from sfumato.training.inputs import Inputs, Units
 from sfumato.training.last_layer import LastLayerViews, last_layer_views
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def check_room(recipe: Recipe, model: nn.Module) -> None:
         Directions.draw(0, recipe.audit.canaries, model)
 
 
-def _views(prepared: Prepared, images: ImageSet):
+def _views(prepared: Prepared, images: ImageSet) -> Inputs:
     """What a step sees of the canaries' images: as of the real ones."""
     views = prepared.views
     if isinstance(views, LastLayerViews):
