@@ -68,17 +68,7 @@ def command(
     The folder holds train/<class>/*.png and optional val/ and test/, or a manifest.csv. The result is
     runs/NAME with the model in release/, a report, and the guarantee in whole sentences.
     """
-    if no_privacy and epsilon is not None:
-        raise ConfigError(
-            "contradictory-budget",
-            f"--no-privacy and --epsilon {epsilon:g} exclude each other.",
-            why="Training without privacy spends no budget and gives no guarantee.",
-            fix="Leave one of the two out.",
-        )
-    if resume and out is None and data is None:
-        raise ConfigError(
-            "no-out", "--resume does not say which run.", fix="Name its folder: --resume --out runs/NAME."
-        )
+    _check_flags(data, epsilon, out, no_privacy=no_privacy, resume=resume)
     flags: dict[str, Any] = {
         "data.name": _absolute(data),
         "data.patient_from": patient_from,
@@ -105,6 +95,23 @@ def command(
         return
     result = run_recipe(recipe, folder, resume=resume, force=force, quiet=as_json)
     echo_result(result, as_json=as_json)
+
+
+def _check_flags(
+    data: str | None, epsilon: float | None, out: Path | None, *, no_privacy: bool, resume: bool
+) -> None:
+    """Refuse flags that contradict each other, or that leave open which run is meant."""
+    if no_privacy and epsilon is not None:
+        raise ConfigError(
+            "contradictory-budget",
+            f"--no-privacy and --epsilon {epsilon:g} exclude each other.",
+            why="Training without privacy spends no budget and gives no guarantee.",
+            fix="Leave one of the two out.",
+        )
+    if resume and out is None and data is None:
+        raise ConfigError(
+            "no-out", "--resume does not say which run.", fix="Name its folder: --resume --out runs/NAME."
+        )
 
 
 def assemble(
