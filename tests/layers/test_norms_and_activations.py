@@ -136,6 +136,14 @@ def test_xavier_has_the_gain_of_selu_and_no_more_than_its_bound() -> None:
     assert layer.weight.var().item() == pytest.approx(bound**2 / 3, rel=0.02)  # uniform, not normal
 
 
+def test_xavier_has_the_variance_of_glorot_and_bengio() -> None:
+    layer = initialise(nn.Linear(400, 500), "xavier")
+    assert layer.weight.var().item() == pytest.approx(2 / 900, rel=0.02)
+    assert layer.weight.abs().max().item() <= (6 / 900) ** 0.5
+    selu = initialise(nn.Linear(400, 500), "xavier_selu")
+    assert selu.weight.var().item() != pytest.approx(2 / 900, rel=0.02)
+
+
 def test_torch_initialisation_changes_nothing() -> None:
     layer = nn.Linear(3, 3)
     before = layer.weight.clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from private_step import assert_private_step_is_exact
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -96,6 +97,35 @@ def test_the_skips_of_a_wide_resnet_have_an_order_of_their_own() -> None:
     assert [type(layer) for layer in model.blocks[0].skip] == [nn.GroupNorm, nn.ReLU, WSConv2d]
     assert [type(layer) for layer in model.blocks[0].branch][:3] == [nn.ReLU, nn.GroupNorm, WSConv2d]
     assert isinstance(model.blocks[1].skip, nn.Identity)
+
+
+@pytest.mark.parametrize("norm", ["none", "group"])
+def test_a_wide_resnet_without_weight_standardisation_is_plain(norm: str) -> None:
+    """The first rows of De et al.'s table 2: no gains, and without norm no scales and shifts either."""
+    torch.manual_seed(0)
+    options = {"norm": norm, "groups": 4}
+    plain = sfumato.create_model("wrn_10_1", num_classes=3, weight_standardisation=False, **options)
+    full = sfumato.create_model("wrn_10_1", num_classes=3, **options)
+    assert not any(isinstance(module, WSConv2d) for module in plain.modules())
+    gains = sum(module.gain.numel() for module in full.modules() if isinstance(module, WSConv2d))
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (full, plain)]
+    assert sizes[0] - sizes[1] == gains > 0
+    x = torch.randn(4, 3, 8, 8)
+    assert plain(x).shape == full(x).shape
+    assert_private_step_is_exact(plain, x)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet121", "efficientnet_b0"])
+def test_the_weights_of_the_compared_nets_can_be_xaviers(name: str) -> None:
+    small = {"resnet18": {"width": 8}, "densenet121": {"growth": 4}, "efficientnet_b0": {"width": 0.25}}[name]
+    for scheme, expected in (("xavier", True), ("torch", False)):
+        torch.manual_seed(0)
+        model = sfumato.create_model(name, num_classes=3, initialisation=scheme, **small)
+        convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+        largest = max(convolutions, key=lambda module: module.weight.numel())
+        fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(largest.weight)
+        wanted = 2 / (fan_in + fan_out)
+        assert (abs(largest.weight.var().item() / wanted - 1) < 0.1) is expected
 
 
 def test_smoothnet_keeps_only_the_last_block_of_its_second_stage() -> None:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sfumato.cli.recipes import command
+from sfumato.recipes.families import list_families, load_family
 from sfumato.recipes.recipe import list_recipes, load_recipe
 from sfumato.recipes.schema import recipe_schema
 
@@ -28,18 +29,25 @@ def test_recipes_to_begin_with_come_before_the_papers() -> None:
     groups = [row["group"] for row in rows]
     assert groups == sorted(groups)  # "begin" before "paper"
     assert {name.split("/")[0] for name, group in zip(names, groups, strict=True) if group == "paper"} == {
+        "bao2024",
         "de2022",
         "scalenorm2022",
         "smoothnets2022",
     }
     text = call("list")
     assert text.index("To begin with") < text.index("demo/digits") < text.index("The papers' own")
-    assert text.index("The papers' own") < text.index("de2022/cifar10-wrn16-4-eps1 ")
+    assert text.index("The papers' own") < text.index("de2022/table3 ") < text.index("de2022/table10 ")
+    assert "de2022/cifar10-wrn16-4-eps1 " not in text  # newcomers are not buried under rows
+    assert len(text.splitlines()) < 80
 
 
 @pytest.mark.parametrize("columns", [80, 100, 200])
 def test_the_list_fits_the_terminal_and_cuts_no_word(columns: int) -> None:
-    text = call("list", columns=columns)
+    together = " ".join(call("list", columns=columns).split())
+    for name in list_families():
+        family = load_family(name)
+        assert f"{name} {family.title} ({len(family.recipes)})" in together or not family.recipes
+    text = call("list", "*", columns=columns)
     assert max(map(len, text.splitlines())) <= columns
     together = " ".join(text.split())
     for name in list_recipes():
@@ -49,7 +57,14 @@ def test_the_list_fits_the_terminal_and_cuts_no_word(columns: int) -> None:
 
 def test_a_group_alone_has_no_heading() -> None:
     assert call("list", "demo/*").startswith("demo/digits ")
-    assert len(call("list", "de2022/*").splitlines()) == 12
+    assert len(call("list", "de2022/cifar10-*").splitlines()) == 12
+
+
+def test_the_recipes_of_a_table_are_listed_by_its_name() -> None:
+    rows = json.loads(call("list", "de2022/table5", "--json"))
+    assert len(rows) == 16
+    assert {row["family"] for row in rows} == {"de2022/table5"}
+    assert call("list", "de2022/table5").count("de2022/table5-cifar100-all-eps") == 4
 
 
 def test_the_reference_is_shown_and_listed() -> None:

@@ -86,7 +86,7 @@ def test_every_recipe_says_what_it_is_and_how_to_run_it(name: str) -> None:
     reference = load_recipe(name).reference
     assert reference.title
     assert reference.cost
-    assert name in reference.command or reference.command in (
+    assert f"--recipe {name}" in reference.command or reference.command in (
         "sfumato demo",
         "sfumato train FOLDER --epsilon 3",
     )
@@ -100,8 +100,11 @@ def test_a_recipe_with_a_paper_has_a_figure_and_its_place(name: str) -> None:
         assert name not in PUBLISHED
         assert reference.also == ()
         return
-    assert None not in (reference.value, reference.epsilon, reference.data, reference.metric, reference.table)
-    assert reference.published(reference.data)[reference.epsilon] == reference.value
+    assert None not in (reference.data, reference.metric, reference.table)
+    assert reference.value is not None or reference.claim is not None  # not every figure prints its values
+    assert (reference.epsilon is not None) == recipe.privacy.enabled
+    if reference.value is not None and reference.epsilon is not None:
+        assert reference.published(reference.data)[reference.epsilon] == reference.value
     if name in PUBLISHED:
         assert reference.data == recipe.data.name
         assert reference.epsilon == float(name.rpartition("-eps")[2])
@@ -111,7 +114,7 @@ def test_the_figures_are_those_of_the_papers_tables() -> None:
     stated = {
         name: (load_recipe(name).reference.value, load_recipe(name).reference.spread)
         for name in list_recipes()
-        if name.split("/")[0].endswith("2022")
+        if name in PUBLISHED
     }
     assert stated == PUBLISHED
     assert len(set(PUBLISHED.values())) > 30  # a mix-up of two rows would be noticed
@@ -163,7 +166,7 @@ def test_the_results_page_is_written_from_the_rows_and_the_references() -> None:
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
     assert page.page(page.grouped_rows()) == (ROOT / "results" / "README.md").read_text(encoding="utf-8")
-    assert page.best("de2022/*", "cifar10") == {1: 56.8, 2: 65.9, 3: 70.7, 4: 73.5, 6: 78.8, 8: 81.4}
+    assert page.best("de2022/cifar10-*", "cifar10") == {1: 56.8, 2: 65.9, 3: 70.7, 4: 73.5, 6: 78.8, 8: 81.4}
 
 
 def test_figures_are_asked_for_by_data() -> None:

@@ -16,7 +16,10 @@ from sfumato.errors import ConfigError
 
 # Folders of recipes for whoever has images and a budget; the other folders are papers.
 TO_BEGIN_WITH = ("default", "fast", "finetune", "demo")
-HEADINGS = {"begin": "To begin with", "paper": "The papers' own, at full size"}
+HEADINGS = {
+    "begin": "To begin with",
+    "paper": "The papers' own, at full size: a recipe for each row of a table and each point of a figure",
+}
 
 
 @click.group("recipes")
@@ -25,23 +28,35 @@ def command() -> None:
 
 
 @command.command("list")
-@click.argument("pattern", default="*")
+@click.argument("pattern", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_command(pattern: str, as_json: bool) -> None:
-    """The recipes whose names match PATTERN, e.g. "de2022/*"."""
+def list_command(pattern: str | None, as_json: bool) -> None:
+    """The recipes whose names, or whose table or figure, match PATTERN, e.g. "de2022/table5".
+
+    Without PATTERN the rows of one table or figure are one line; "*" lists every recipe.
+    """
     from sfumato.recipes.recipe import list_recipes
 
-    rows = [_row(name) for name in sorted(list_recipes(), key=_place) if fnmatch(name, pattern)]
+    rows = [_row(name) for name in sorted(list_recipes(), key=_place)]
+    wanted = pattern or "*"
+    rows = [row for row in rows if fnmatch(row["name"], wanted) or fnmatch(row["family"] or "", wanted)]
     if as_json:
         echo_json(rows)
         return
     if not rows:
-        click.echo(f"No recipe matches {pattern!r}; sfumato recipes list shows all.", err=True)
+        click.echo(f"No recipe matches {wanted!r}; sfumato recipes list shows what there is.", err=True)
+    if pattern is None:
+        rows = _folded(rows)
     groups = [key for key in HEADINGS if any(row["group"] == key for row in rows)]
     for number, group in enumerate(groups):
         if len(groups) > 1:
-            click.echo(("\n" if number else "") + HEADINGS[group])
+            heading = textwrap.fill(HEADINGS[group], shutil.get_terminal_size().columns)
+            click.echo(("\n" if number else "") + heading)
         _echo_titles([row for row in rows if row["group"] == group])
+    if pattern is None:
+        click.echo(
+            "\nThe recipes of a table: sfumato recipes list de2022/table5. All: sfumato recipes list '*'."
+        )
 
 
 @command.command("show")
@@ -109,6 +124,7 @@ def schema_command(as_json: bool) -> None:
 
 def _row(name: str) -> dict[str, Any]:
     """What ``recipes list`` knows of a shipped recipe."""
+    from sfumato.recipes.families import member_index
     from sfumato.recipes.recipe import load_recipe
     from sfumato.recipes.settings import to_table
 
@@ -118,8 +134,21 @@ def _row(name: str) -> dict[str, Any]:
         "name": name,
         "title": reference.title,
         "group": "begin" if name.split("/")[0] in TO_BEGIN_WITH else "paper",
+        "family": member_index()[name][0] if name in member_index() else None,
         "reference": to_table(reference),
     }
+
+
+def _folded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with one line for each table or figure in place of its recipes."""
+    from sfumato.recipes.families import list_families, load_family
+
+    families = [load_family(name) for name in list_families()]
+    return [row for row in rows if row["family"] is None] + [
+        {"name": family.name, "title": f"{family.title} ({len(family.recipes)})", "group": "paper"}
+        for family in families
+        if family.recipes
+    ]
 
 
 def _place(name: str) -> tuple[int, str]:

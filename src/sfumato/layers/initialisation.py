@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import sqrt
 from typing import Literal, get_args
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, did_you_mean
 
-Initialisation = Literal["fan_in_normal", "xavier_selu", "torch"]
+Initialisation = Literal["fan_in_normal", "xavier", "xavier_selu", "torch"]
 
 
 def fan_in_normal_(weight: Tensor) -> Tensor:
@@ -22,10 +23,18 @@ def xavier_selu_(weight: Tensor) -> Tensor:
     return nn.init.xavier_uniform_(weight, gain=nn.init.calculate_gain("selu"))
 
 
+_SCHEMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "fan_in_normal": fan_in_normal_,
+    "xavier": nn.init.xavier_uniform_,  # Glorot & Bengio 2010
+    "xavier_selu": xavier_selu_,
+}
+
+
 def initialise(model: nn.Module, scheme: Initialisation) -> nn.Module:
     """Draw the weights of all convolutions and linear layers afresh, their biases zero; return the model.
 
-    ``torch`` leaves everything as PyTorch drew it. No scheme touches norm layers, gains and scalars.
+    ``torch`` leaves everything as PyTorch, or the family, drew it. No scheme touches norm layers, gains and
+    scalars.
     """
     if scheme not in get_args(Initialisation):
         known = get_args(Initialisation)
@@ -36,7 +45,7 @@ def initialise(model: nn.Module, scheme: Initialisation) -> nn.Module:
         )
     if scheme == "torch":
         return model
-    draw = fan_in_normal_ if scheme == "fan_in_normal" else xavier_selu_
+    draw = _SCHEMES[scheme]
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() >= 2:  # norm layers have one dimension

@@ -25,10 +25,16 @@ class SamePad2d(nn.Module):
 
 
 def same_conv2d(
-    in_channels: int, out_channels: int, kernel_size: int, *, stride: int = 1, groups: int = 1
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    bias: bool = False,
 ) -> list[nn.Module]:
-    """The layers of a convolution without bias, padded "SAME": a padding layer only where it is uneven."""
+    """The layers of a convolution, padded "SAME": a padding layer only where it is uneven."""
     even = stride == 1 or kernel_size == 1
     padding = kernel_size // 2 if even else 0
-    conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=False)
+    conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=bias)
     return [conv] if even else [SamePad2d(kernel_size, stride), conv]

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sfumato.layers import Activation, Norm, make_activation, make_norm
+from sfumato.layers import Activation, Initialisation, Norm, initialise, make_activation, make_norm
 from sfumato.models.classifier import Classifier
 from sfumato.models.options import check_option
 from sfumato.models.variant import Variant
@@ -48,6 +48,7 @@ class DenseNet(Classifier):
         norm: Norm = "group",
         groups: int = 32,
         activation: Activation = "relu",
+        initialisation: Initialisation = "torch",
     ) -> None:
         super().__init__()
         check_option("stem", stem, Stem)
@@ -80,6 +81,7 @@ class DenseNet(Classifier):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
         nn.init.zeros_(self.head.bias)
+        initialise(self, initialisation)
 
     def features(self, x: Tensor) -> Tensor:
         return self.last(self.stages(self.stem(x))).mean(dim=(2, 3))

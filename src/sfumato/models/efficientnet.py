@@ -21,8 +21,10 @@ from torch import Tensor, nn
 
 from sfumato.layers import (
     Activation,
+    Initialisation,
     Norm,
     SqueezeExcite,
+    initialise,
     make_activation,
     make_norm,
     make_scale_norm,
@@ -137,6 +139,7 @@ class EfficientNet(Classifier):
         groups: int = 8,
         activation: Activation = "silu",
         scale_norm: bool = False,
+        initialisation: Initialisation = "torch",
     ) -> None:
         super().__init__()
         self.trunk, channels = build_trunk(
@@ -152,6 +155,7 @@ class EfficientNet(Classifier):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out")
         nn.init.zeros_(self.head.bias)
+        initialise(self, initialisation)
 
     def features(self, x: Tensor) -> Tensor:
         return self.trunk(x).mean(dim=(2, 3))

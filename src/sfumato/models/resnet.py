@@ -22,7 +22,15 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from sfumato.layers import Activation, Norm, make_activation, make_norm, make_scale_norm
+from sfumato.layers import (
+    Activation,
+    Initialisation,
+    Norm,
+    initialise,
+    make_activation,
+    make_norm,
+    make_scale_norm,
+)
 from sfumato.models.classifier import Classifier
 from sfumato.models.options import check_option
 from sfumato.models.variant import Variant, with_scale_norm
@@ -86,6 +94,7 @@ class ResNet(Classifier):
         groups: int = 32,
         activation: Activation = "relu",
         scale_norm: bool = False,
+        initialisation: Initialisation = "torch",
     ) -> None:
         super().__init__()
         check_option("block", block, Block)
@@ -112,6 +121,7 @@ class ResNet(Classifier):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        initialise(self, initialisation)
 
     def features(self, x: Tensor) -> Tensor:
         return self.blocks(self.stem(x)).mean(dim=(2, 3))

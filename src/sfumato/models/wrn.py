@@ -16,12 +16,22 @@ wrn_40_4 8,961,306, wrn_28_10 36,500,378.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
-from sfumato.layers import Activation, Norm, WSConv2d, fan_in_normal_, make_activation, make_norm
+from sfumato.layers import (
+    Activation,
+    Norm,
+    WSConv2d,
+    fan_in_normal_,
+    initialise,
+    make_activation,
+    make_norm,
+    same_conv2d,
+)
 from sfumato.layers import make_scale_norm as scale
 from sfumato.models.classifier import Classifier
 from sfumato.models.options import check_option
@@ -36,6 +46,15 @@ def _pre(channels: int, *, norm: Norm, groups: int, activation: Activation, orde
     """What stands before a convolution: activation and norm, in the given order."""
     normalise, activate = make_norm(norm, channels, groups=groups), make_activation(activation)
     return [activate, normalise] if order == "act-norm" else [normalise, activate]
+
+
+def _conv(inputs: int, outputs: int, kernel: int, *, stride: int = 1, standardised: bool) -> list[nn.Module]:
+    """A convolution with a bias, padded "SAME"; without standardisation it has no gain."""
+    if standardised:
+        return [WSConv2d(inputs, outputs, kernel, stride=stride)]
+    layers = same_conv2d(inputs, outputs, kernel, stride=stride, bias=True)
+    initialise(nn.Sequential(*layers), "fan_in_normal")
+    return layers
 
 
 class WideBlock(nn.Module):
@@ -54,7 +73,8 @@ class WideResNet(Classifier):
 
     ``order`` is that of the branches, ``skip_order`` that of the skips: an independent reproduction found
     act-norm in the branches with norm-act on the skips the better by two points (ε = 8, one view).
-    ``skip="bare"`` is a plain 1x1 convolution without norm, gain and bias.
+    ``skip="bare"`` is a plain 1x1 convolution without norm, gain and bias. ``norm="none"`` without
+    ``weight_standardisation`` is the baseline of De et al.'s table 2.
     """
 
     def __init__(
@@ -71,6 +91,7 @@ class WideResNet(Classifier):
         skip_order: Order = "act-norm",
         skip: Skip = "full",
         scale_norm: bool = False,
+        weight_standardisation: bool = True,
     ) -> None:
         super().__init__()
         check_option("order", order, Order)
@@ -78,15 +99,15 @@ class WideResNet(Classifier):
         check_option("skip", skip, Skip)
         check_size(depth, width)
 
-        def pre(channels: int, order: Order) -> list[nn.Module]:
-            return _pre(channels, norm=norm, groups=groups, activation=activation, order=order)
+        conv = partial(_conv, standardised=weight_standardisation)
+        pre = partial(_pre, norm=norm, groups=groups, activation=activation)
 
         def block(inputs: int, outputs: int, stride: int, *, first: bool) -> WideBlock:
             branch = nn.Sequential(
-                *pre(inputs, order),
-                WSConv2d(inputs, outputs, 3, stride=stride),
-                *pre(outputs, order),
-                WSConv2d(outputs, outputs, 3),
+                *pre(inputs, order=order),
+                *conv(inputs, outputs, 3, stride=stride),
+                *pre(outputs, order=order),
+                *conv(outputs, outputs, 3),
             )
             shortcut: nn.Module = nn.Identity()
             if first and skip == "bare":
@@ -94,7 +115,7 @@ class WideResNet(Classifier):
                 fan_in_normal_(shortcut.weight)
             elif first:
                 shortcut = nn.Sequential(
-                    *pre(inputs, skip_order), WSConv2d(inputs, outputs, 1, stride=stride)
+                    *pre(inputs, order=skip_order), *conv(inputs, outputs, 1, stride=stride)
                 )
             return WideBlock(branch, shortcut, scale(scale_norm, norm, outputs, groups=groups))
 
@@ -105,9 +126,9 @@ class WideResNet(Classifier):
                 first = index == 0
                 blocks.append(block(channels, outputs, stride if first else 1, first=first))
                 channels = outputs
-        self.stem = WSConv2d(in_channels, 16, 3)
+        (self.stem,) = conv(in_channels, 16, 3)
         self.blocks = nn.Sequential(*blocks)
-        self.last = nn.Sequential(*pre(channels, order))
+        self.last = nn.Sequential(*pre(channels, order=order))
         self.head = nn.Linear(channels, num_classes)
         fan_in_normal_(self.head.weight)
         nn.init.zeros_(self.head.bias)

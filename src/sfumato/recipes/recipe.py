@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from sfumato.accounting import check_budget, check_delta
 from sfumato.errors import ConfigError, did_you_mean
+from sfumato.recipes.families import member_index, member_table
 from sfumato.recipes.reference import ReferenceSettings
 from sfumato.recipes.settings import (
     AboveZero,
@@ -29,6 +30,7 @@ from sfumato.recipes.settings import (
     from_table,
     options_table,
     setting,
+    table_to_toml,
     to_table,
     to_toml,
     unknown_key,
@@ -292,9 +294,9 @@ def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
 def list_recipes() -> list[str]:
     """Names of the recipes that ship inside the package, e.g. ``de2022/cifar10-wrn16-4-eps8``."""
     root = resources.files("sfumato") / "recipes"
-    names = []
+    names = list(member_index())
     for folder in root.iterdir():
-        if folder.is_dir():
+        if folder.is_dir() and folder.name != "families":
             names += [
                 f"{folder.name}/{item.name.removesuffix('.toml')}"
                 for item in folder.iterdir()
@@ -310,12 +312,20 @@ def recipe_text(name: str) -> str:
             return Path(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError("no-recipe", f"{name} cannot be read: {error}", fix="check the path") from error
+    if name in member_index():
+        family, table = member_index()[name][0], member_table(name)
+        return f"# a row of {family}: sfumato reproduce {family}\n\n{table_to_toml(Recipe, table)}"
     known = list_recipes()
     if name not in known:
         raise ConfigError(
             "no-recipe",
             f"there is no recipe {name!r}. {did_you_mean(name, known)}".rstrip(),
             fix="see `sfumato recipes list`, or give a file that ends in .toml",
+        )
+    if name in member_index():
+        family = member_index()[name][0]
+        return f"# a row of {family}: sfumato reproduce {family}\n\n" + table_to_toml(
+            Recipe, member_table(name)
         )
     return (resources.files("sfumato") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
 

@@ -5,12 +5,13 @@ Nothing here reaches the training, and a run may be resumed under another refere
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from sfumato.recipes.settings import AboveZero, NotNegative, setting
+from sfumato.recipes.settings import AboveZero, NotNegative, Scalar, options_table, setting
 
 Percent = Annotated[float, Meta(ge=0, le=100)]
 
@@ -47,6 +48,8 @@ class ReferenceSettings:
     epsilon: AboveZero | None = setting(None, "the budget of the figure")
     value: Percent | None = setting(None, "the paper's figure, in %")
     spread: Percent | None = setting(None, "its standard deviation over runs")
+    further: Mapping[str, Scalar] = options_table("its other scores of the same runs, in %: top5_accuracy, …")
+    claim: str | None = setting(None, "what the paper concludes from the table or figure")
     also: tuple[Published, ...] = setting((), "the source's figures at other budgets or on other data")
     guarantee: str | None = setting(None, "what the paper's noise and steps come to here")
     cost: str | None = setting(None, "work and time")

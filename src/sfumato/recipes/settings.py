@@ -27,6 +27,7 @@ Positive = Annotated[int, Meta(ge=1)]
 AboveZero = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+_SHORT = 60  # characters
 
 
 def setting(default: Any, help: str, *, check: Callable[[Any], None] | None = None) -> Any:
@@ -85,17 +86,29 @@ def to_toml(settings: Any) -> str:
         section: {key: value for key, value in inner.items() if value or not isinstance(value, dict | list)}
         for section, inner in to_table(settings).items()
     }
+    return table_to_toml(type(settings), table)
+
+
+def table_to_toml(kind: type, table: Mapping[str, Any]) -> str:
+    """A table of the dataclass ``kind``, of sections of settings, as TOML with the meanings beside it."""
+    sections = {name: without_none(hint) for name, hint in typing.get_type_hints(kind).items()}
+    ordered = {
+        name: {item.name: table[name][item.name] for item in fields(section) if item.name in table[name]}
+        for name, section in sections.items()
+        if name in table
+    }
     lines: list[str] = []
     meanings: dict[str, str] = {}
     # tomli-w writes no comments. What it writes has each key at the beginning of a line, strings on one line.
-    for line in tomli_w.dumps(table).rstrip("\n").split("\n"):  # splitlines would also cut at U+2028
+    for line in tomli_w.dumps(ordered).rstrip("\n").split("\n"):  # splitlines would also cut at U+2028
         if line.startswith("["):
-            section = getattr(settings, line.strip("[]"), None)  # tables inside a section have no such name
+            section = sections.get(line.strip("[]"))  # tables inside a section have no such name
             meanings = (
                 {} if section is None else {item.name: item.metadata["help"] for item in fields(section)}
             )
         key, equals, _ = line.partition(" = ")
-        lines.append(f"{line:<34} # {meanings[key]}" if equals and key in meanings else line)
+        short = len(line) <= _SHORT  # a sentence needs no explanation, and would push it out of sight
+        lines.append(f"{line:<34} # {meanings[key]}" if equals and key in meanings and short else line)
     return "\n".join(lines) + "\n"
 
 

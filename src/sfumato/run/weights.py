@@ -53,6 +53,14 @@ class Checkpoint:
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Weights out of a run's folder, a release folder or a ``.safetensors`` file."""
     path = Path(path).expanduser()
+    if not path.exists():
+        raise ModelError(
+            "missing-weights",
+            f"{path} is not there, and the recipe begins with its weights",
+            why="Random weights in their place would train another model.",
+            fix="Give yours: --weights runs/NAME, a release folder or a .safetensors file; if no private "
+            "image went into them, with --set model.weights_are_public=true.",
+        )
     in_release = path.name == WEIGHTS and (path.parent / CONFIG).is_file()
     if path.is_file() and not in_release:
         try:
