@@ -24,7 +24,7 @@ TIERS = {
     "coupling": ["files", "privacy", "ledger"],
     "materials": ["data", "layers", "features", "models", "recipes"],
     "method": ["training", "release"],
-    "run": ["doctor", "reporting", "run", "audit", "bench"],
+    "run": ["doctor", "reporting", "run", "audit", "study", "bench"],
     "surface": ["cli", "__init__", "__main__"],
 }
 ORDER = [part for parts in TIERS.values() for part in parts]

@@ -1,8 +1,8 @@
 """Every row of the papers' tables and figures: it loads, its ε is the paper's, its net exists, and it steps.
 
 A step is taken for each kind of training among the rows (family of nets and its options, optimizer, schedule,
-views, layers trained, privacy) on a few images, with the smallest net of the kind and without the doctor; every
-row belongs to a kind.
+views, layers trained, privacy) on a few images, with the smallest net of the kind and without the doctor;
+every row belongs to a kind.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ COMMANDS = {
     "data": ("sfumato.cli.data", "List, get, import or generate data sets."),
     "models": ("sfumato.cli.models", "List the model zoo, or show one model layer by layer."),
     "recipes": ("sfumato.cli.recipes", "List, show, copy or validate recipes; print their schema."),
+    "reproduce": ("sfumato.cli.reproduce", "Run a table or figure of a paper again, with paired seeds."),
     "bench": ("sfumato.cli.bench", "Measure the gradient engine against plain training."),
 }
 

@@ -126,7 +126,7 @@ class Family:
 
 @functools.cache
 def list_families() -> tuple[str, ...]:
-    """Names such as ``de2022/table3``: paper by paper, tables before figures, ``table10`` after ``table9``."""
+    """Names such as ``de2022/table3``: by paper, tables before figures, ``table10`` after ``table7``."""
     root = resources.files("sfumato") / "recipes" / "families"
     names = [
         f"{paper}/{file.name.removesuffix('.toml')}" for paper in PAPERS for file in (root / paper).iterdir()

@@ -1,0 +1,304 @@
+"""Reproductions: conditions at the paper's ε, paired seeds, nothing run twice, and intervals that hold."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from sfumato.cli.reproduce import command
+from sfumato.errors import ConfigError, DataError, RunError
+from sfumato.privacy import statement
+from sfumato.recipes.families import Family, list_families, load_family
+from sfumato.recipes.recipe import with_settings
+from sfumato.recipes.reference import ReferenceSettings
+from sfumato.run import prepare
+from sfumato.study import Condition, Reproduction, conditions_of, reproduction
+from sfumato.study.comparison import paired_difference, pairs_of, shared_draws, summary
+from sfumato.study.store import Store
+from sfumato.study.tables import table_text
+from small_runs import Watcher, small_recipe, small_splits
+
+# A table of two rows on images inside the package, in seconds.
+DIGITS = [
+    *("--set", "data.name=digits", "--set", "data.image_size=none", "--set", "data.holdout=0"),
+    *(
+        "--set",
+        "training.num_steps=2",
+        "--set",
+        "training.num_epochs=none",
+        "--set",
+        "training.batch_size=64",
+    ),
+    *("--set", "model.options={width=4, groups=2}", "--set", "privacy.delta=1e-4"),
+    *("--set", "performance.save_every_seconds=0"),
+]
+TABLE = ["scalenorm2022/table1", "--only", "*cifar10-*-eps7.42"]
+
+
+@pytest.fixture(autouse=True)
+def small_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small images in place of whatever a recipe names; without the doctor, and ε for single images only."""
+    monkeypatch.setattr(reproduction, "load_splits", lambda settings: small_splits())
+    monkeypatch.setattr(prepare, "examine", lambda *_, **__: ())
+    monkeypatch.setattr(statement, "_groups", lambda *_: [])
+
+
+def small_condition(name: str, row: str, **changes: object) -> Condition:
+    reference = ReferenceSettings(title=row, value=50.0, further={"training_accuracy": 60.0})
+    recipe = dataclasses.replace(small_recipe(training__num_steps=3, **changes), reference=reference)
+    return Condition(recipe_name=f"paper/{name}", row=row, column="ε = 8", recipe=recipe)
+
+
+def small_reproduction(out: Path, *, seeds: int = 2, **changes: object) -> Reproduction:
+    family = Family(
+        name="de2022/table0",
+        title="a small table",
+        claim="none",
+        compare="first",
+        statistic="median",
+        members=(),
+        mini_note="small",
+        needs=None,
+    )
+    conditions = [
+        small_condition("one", "one", **changes),
+        small_condition("two", "two", training__ema_decay=0.0),
+    ]
+    return Reproduction(
+        family=family, scale="mini", conditions=conditions, seeds=range(seeds), store=Store(out)
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in list_families() if load_family(name).mini_note])
+def test_the_small_form_has_the_papers_epsilon(name: str) -> None:
+    family = load_family(name)
+    for condition in conditions_of(family, "mini"):
+        privacy, training = condition.recipe.privacy, condition.recipe.training
+        if privacy.enabled:
+            assert privacy.epsilon == condition.recipe.reference.epsilon
+            # the noise follows from ε and the steps, or the steps from ε and the noise
+            assert (privacy.noise_multiplier is None) == bool(training.num_steps or training.num_epochs)
+    assert len(conditions_of(family, "full")) == len(family.members)
+
+
+def test_a_table_that_needs_what_cannot_be_had_has_no_small_form() -> None:
+    with pytest.raises(ConfigError, match="JFT-300M") as caught:
+        conditions_of(load_family("de2022/table7"), "mini")
+    assert caught.value.code == "no-mini"
+    with pytest.raises(ConfigError) as caught:
+        conditions_of(load_family("de2022/table3"), "mini", only="de2022/nothing*")
+    assert caught.value.code == "no-condition"
+
+
+def test_another_table_may_say_something_else_of_the_same_training() -> None:
+    best = {c.recipe_name: c for c in conditions_of(load_family("scalenorm2022/table4"), "full")}
+    middle = {c.recipe_name: c for c in conditions_of(load_family("scalenorm2022/table1"), "full")}
+    name = "scalenorm2022/cifar10-scale-resnet9-eps7.42"
+    assert (best[name].published, middle[name].published) == ({"accuracy": 72.4}, {"accuracy": 71.8})
+    tiny = "scalenorm2022/tiny-imagenet-resnet9-eps10"
+    assert best[tiny].published == {"top5_accuracy": 41.2}
+    assert middle[tiny].published == {"accuracy": 18.7, "top5_accuracy": 40.5}
+    assert dataclasses.replace(best[name].recipe, reference=None) == dataclasses.replace(
+        middle[name].recipe, reference=None
+    )
+
+
+def test_the_interval_of_paired_runs_holds_as_often_as_it_says() -> None:
+    random = np.random.default_rng(0)
+    held, clear = 0, 0
+    for _ in range(2000):
+        seeds = random.normal(70, 5, 5)  # seeds differ far more than the conditions
+        first = dict(enumerate(seeds + 1 + random.normal(0, 1, 5)))
+        second = dict(enumerate(seeds))
+        found = paired_difference(first, second)
+        held += found.lower <= 1 <= found.upper
+        wrong = dict(zip(random.permutation(5).tolist(), second.values(), strict=True))  # seeds mixed up
+        clear += paired_difference(first, wrong).is_clear
+    assert 0.93 < held / 2000 < 0.97
+    assert clear / 2000 < 0.2  # unpaired, the same runs show next to nothing
+
+
+def test_few_runs_are_not_given_an_interval() -> None:
+    assert paired_difference({0: 1.0}, {1: 2.0}) is None
+    alone = paired_difference({0: 3.0, 2: 9.0}, {0: 1.0})
+    assert (alone.mean, alone.lower, alone.num_pairs, alone.is_clear) == (2.0, None, 1, False)
+
+
+def test_rows_are_compared_within_their_column() -> None:
+    rows = [small_condition(name, name) for name in ("a", "b", "c")]
+    names = lambda compare: [(one.row, other.row) for one, other in pairs_of(rows, compare)]  # noqa: E731
+    assert names("previous") == [("b", "a"), ("c", "b")]
+    assert names("first") == [("b", "a"), ("c", "a")]
+    assert names("last") == [("a", "c"), ("b", "c")]
+    assert names("none") == []
+    apart = [dataclasses.replace(row, column=row.row) for row in rows]
+    assert pairs_of(apart, "first") == []
+    assert [summary([3.0, 1.0, 5.0, 2.0], kind) for kind in ("median", "mean", "best")] == [2.5, 2.75, 5.0]
+
+
+def test_what_paired_runs_share_is_what_the_same_seed_draws_alike() -> None:
+    one = small_recipe()
+    assert shared_draws(one, with_settings(one, {"training.ema_decay": 0.5})) == (
+        "batches",
+        "first weights",
+        "noise",
+    )
+    assert shared_draws(one, with_settings(one, {"model.name": "resnet9"})) == ("batches",)
+    assert shared_draws(one, with_settings(one, {"training.batch_size": 8})) == ("first weights", "noise")
+
+
+def test_all_conditions_are_trained_with_the_same_seeds_and_none_twice(tmp_path: Path) -> None:
+    started = []
+    table = small_reproduction(tmp_path)
+    table.run(on_start=lambda condition, seed: started.append((condition.row, seed)))
+    assert started == [("one", 0), ("two", 0), ("one", 1), ("two", 1)]
+    document = table.document()
+    assert [cell["n"] for cell in document["cells"]] == [2, 2, 2, 2]
+    assert {cell["score"] for cell in document["cells"]} == {"accuracy", "training_accuracy"}
+    assert document["differences"][0]["shared"] == ("batches", "first weights", "noise")
+    assert document["differences"][0]["n"] == 2
+    for condition in table.conditions:
+        assert [table.result(condition, seed)["settings"]["training"]["seed"] for seed in (0, 1)] == [0, 1]
+    table.run(on_start=lambda *_: pytest.fail("a finished run was taken again"))
+    more = small_reproduction(tmp_path, seeds=3)
+    more.run(on_start=lambda condition, seed: started.append((condition.row, seed)))
+    assert started[4:] == [("one", 2), ("two", 2)]
+    assert not list(tmp_path.rglob("run"))
+    with (tmp_path / "results.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 2 * 2
+    assert json.loads((tmp_path / "de2022_table0-mini.json").read_text())["cells"][0]["n"] == 3
+
+
+def test_a_run_that_was_broken_off_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    whole, broken = (
+        small_reproduction(tmp_path / "whole", seeds=1),
+        small_reproduction(tmp_path / "broken", seeds=1),
+    )
+    whole.run()
+    with pytest.raises(RuntimeError, match="as if killed"):
+        broken.run(on_start=lambda *_: Watcher(crash_after=2))
+    assert broken.result(broken.conditions[0], 0) is None
+    resumed = Watcher()
+    broken.run(on_start=lambda *_: resumed)
+    # the rest of the first, whose second step had not been saved; then all of the second
+    assert [record.step for record in resumed.records] == [2, 3, 1, 2, 3]
+    scores = [[cell["values"] for cell in table.document()["cells"]] for table in (whole, broken)]
+    assert scores[0] == scores[1]
+
+
+def test_a_run_killed_before_its_result_was_written_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = small_reproduction(tmp_path, seeds=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "keep", lambda *_: (_ for _ in ()).throw(RuntimeError("as if killed")))
+        with pytest.raises(RuntimeError):
+            table.run()
+    watcher = Watcher()
+    table.run(on_start=lambda condition, _: watcher if condition.row == "one" else None)
+    assert watcher.records == []
+    assert table.result(table.conditions[0], 0)["num_steps"] == 3
+
+
+def test_runs_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
+    small_reproduction(tmp_path, seeds=1).run()
+    with pytest.raises(RunError, match="learning_rate was") as caught:
+        small_reproduction(tmp_path, seeds=1, training__learning_rate=0.5).run()
+    assert caught.value.code == "other-settings"
+    small_reproduction(tmp_path, seeds=1, performance__microbatch_size=4).run()  # cannot change a run
+
+
+def test_a_condition_whose_data_are_missing_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(settings: object) -> object:
+        if settings.name == "absent":
+            raise DataError("data-not-found", "absent is not here", fix="get it")
+        return small_splits()
+
+    monkeypatch.setattr(reproduction, "load_splits", load)
+    skipped = []
+    table = small_reproduction(tmp_path, data__name="absent")
+    table.run(on_skip=lambda condition, why: skipped.append((condition.row, why)))
+    assert skipped == [("one", "absent is not here")]
+    assert [cell["n"] for cell in table.document()["cells"]] == [0, 0, 2, 2]
+    assert "· (" not in table_text(table.document())
+
+
+def test_the_table_is_in_the_papers_form_within_the_width(tmp_path: Path) -> None:
+    table = small_reproduction(tmp_path)
+    table.run()
+    for width in (60, 100):
+        text = table_text(table.document(), width=width)
+        assert max(map(len, text.splitlines())) <= width
+    assert "50.0 / " in text
+    assert "one" in text
+    assert "two − one" in text
+    assert "theirs / ours (median, lowest to highest, n)" in text
+
+
+def call(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(command, arguments, env={"COLUMNS": "100"}, catch_exceptions=False)
+    return done.exit_code, done.stdout
+
+
+def test_the_list_covers_every_table_and_figure() -> None:
+    text = call("--list")[1]
+    assert all(name in text for name in list_families())
+    rows = json.loads(call("--list", "--json")[1])
+    assert [row["name"] for row in rows] == list(list_families())
+    assert all(row["mini"] or row["needs"] for row in rows)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_where_the_data_lie_must_be_clear(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cifar10, imagenette, tiny-imagenet") as caught:
+        call("scalenorm2022/table1", "--dry-run", "--data", str(tmp_path))
+    assert caught.value.code == "unclear-data"
+    assert call("scalenorm2022/table1", "--dry-run", "--data", f"imagenette={tmp_path}")[0] == 0
+    assert call("de2022/table2", "--dry-run", "--data", str(tmp_path))[0] == 0
+
+
+def test_the_command_survives_kill_9_and_prints_the_table(tmp_path: Path) -> None:
+    """On the digits inside the package: killed in the middle of a run, then called again."""
+    start = [
+        sys.executable,
+        "-m",
+        "sfumato",
+        "reproduce",
+        *TABLE,
+        *DIGITS,
+        "--seeds",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    surroundings = {**os.environ, "SFUMATO_CACHE": str(tmp_path / "cache"), "COLUMNS": "100"}
+    with subprocess.Popen(
+        start, env=surroundings, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        for line in process.stderr:
+            if b"step 1/2" in line:
+                process.send_signal(signal.SIGKILL)
+                break
+    assert process.wait() == -signal.SIGKILL
+    assert not list(tmp_path.glob("mini/*/*/result.json"))
+    done = subprocess.run([*start, "--json"], env=surroundings, capture_output=True, text=True, check=True)
+    document = json.loads(done.stdout)
+    assert [cell["n"] for cell in document["cells"]] == [1, 1]
+    assert document["differences"][0]["minus"] == "No ScaleNorm"
+    assert document["differences"][0]["published"] == pytest.approx(0.4)
+    with (tmp_path / "results.csv").open(encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == 2
+    assert not list(tmp_path.rglob("run"))
