@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from sfumato.cli.reproduce import command
 from sfumato.errors import ConfigError, DataError, RunError
+from sfumato.models import create_model
 from sfumato.privacy import statement
 from sfumato.recipes.families import Family, list_families, load_family
 from sfumato.recipes.recipe import with_settings
@@ -89,6 +91,24 @@ def test_the_small_form_has_the_papers_epsilon(name: str) -> None:
             # the noise follows from ε and the steps, or the steps from ε and the noise
             assert (privacy.noise_multiplier is None) == bool(training.num_steps or training.num_epochs)
     assert len(conditions_of(family, "full")) == len(family.members)
+
+
+def test_every_small_net_takes_its_images() -> None:
+    seen = set()
+    for name in list_families():
+        family = load_family(name)
+        for condition in conditions_of(family, "mini") if family.mini_note else ():
+            model = condition.recipe.model
+            size = condition.recipe.data.image_size or 32
+            key = (model.name, size, *sorted(model.options.items()))
+            if key in seen:
+                continue
+            seen.add(key)
+            with torch.device("meta"):  # shapes only
+                net = create_model(model.name, num_classes=10, **model.options)
+                assert net(torch.empty(2, 3, size, size)).shape == (2, 10)
+                assert sum(value.numel() for value in net.parameters()) < 2e6, condition.recipe_name
+    assert len(seen) > 20
 
 
 def test_a_table_that_needs_what_cannot_be_had_has_no_small_form() -> None:
