@@ -52,7 +52,8 @@ COLUMNS = {
     "top5": ("reference.further.top5_accuracy",),
     "training": ("reference.further.training_accuracy",),
 }
-Settings = Mapping[str, Any]  # "section.key" → value; "none" removes one
+ABSENT = "-"  # an empty cell: the setting is left out, or taken out of what is shared
+Settings = Mapping[str, Any]  # "section.key" → value; None takes one out
 Comparison = Literal["none", "previous", "first", "last"]
 Statistic = Literal["median", "mean", "best"]
 
@@ -181,6 +182,8 @@ def member_table(name: str) -> dict[str, Any]:
     """The recipe of this name as TOML would give it."""
     table: dict[str, Any] = {}
     for path, value in member_index()[name][1].settings.items():
+        if value is None:
+            continue
         section, *middle, last = path.split(".")
         target = table.setdefault(section, {})
         for key in middle:
@@ -223,12 +226,8 @@ def _member(family: str, file: _File, part: _Part, values: dict[str, Any]) -> Me
         recipe=recipe,
         row=part.row.format_map(words),
         column=part.column.format_map(words),
-        settings={
-            path: None if value == "none" else _filled(value, words)
-            for path, value in settings.items()
-            if part.uses or value != "none"
-        },
-        mini=small if used else None,
+        settings={path: _filled(value, words) for path, value in settings.items()},
+        mini={path: _filled(value, words) for path, value in small.items()} if used else None,
         borrowed=part.uses is not None,
     )
 
@@ -244,6 +243,9 @@ def _work(settings: Settings, words: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _filled(value: Any, words: Mapping[str, Any]) -> Any:
+    """Text with its words in place; None for an empty cell."""
+    if value == ABSENT:
+        return None
     return value.format_map(words) if isinstance(value, str) and "{" in value else value
 
 

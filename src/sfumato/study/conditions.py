@@ -91,7 +91,7 @@ def _condition(
 
 def _small(recipe: Recipe, mini: Mapping[str, Any]) -> Recipe:
     """The recipe at mini scale: the family's small settings at the recipe's own ε."""
-    changes: dict[str, Any] = {path: None if value == "none" else value for path, value in mini.items()}
+    changes: dict[str, Any] = dict(mini)
     for one, other in (("num_steps", "num_epochs"), ("num_epochs", "num_steps")):
         if f"training.{one}" in mini:
             changes[f"training.{other}"] = None

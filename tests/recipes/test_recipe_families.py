@@ -89,7 +89,24 @@ def test_a_family_says_what_it_is_and_all_its_rows_load(name: str) -> None:
         assert recipe_from_toml(recipe_text(member.recipe)) == recipe
         assert "{" not in recipe_text(member.recipe).replace("[{", "")
         if member.mini is not None:
-            with_settings(recipe, {k: None if v == "none" else v for k, v in member.mini.items()})
+            with_settings(recipe, member.mini)
+
+
+@pytest.mark.parametrize("name", list_families())
+def test_no_two_rows_of_a_table_are_the_same_training(name: str) -> None:
+    recipes = [dataclasses.replace(RECIPES[recipe], reference=None) for recipe in load_family(name).recipes]
+    assert len({repr(recipe) for recipe in recipes}) == len(recipes)
+
+
+def test_the_rows_differ_in_what_the_paper_says_they_differ_in() -> None:
+    options = {name: recipe.model.options for name, recipe in RECIPES.items()}
+    baseline = {"norm": "none", "weight_standardisation": False}
+    assert options["de2022/table2-baseline"] == baseline
+    assert options["de2022/table2-group-norm"] == {**baseline, "norm": "group"}
+    assert options["de2022/table2-weight-standardisation"]["weight_standardisation"] is True
+    assert options["smoothnets2022/components-plain"]["connection"] == "none"
+    assert options["smoothnets2022/components-no-pool"]["pooling"] == "none"
+    assert options["scalenorm2022/appendixB-cifar10-resnet9"] == {"norm": "batch"}
 
 
 def test_a_family_that_is_not_there_is_refused_with_the_nearest_one() -> None:
