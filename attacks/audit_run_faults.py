@@ -2,8 +2,8 @@
 
     python attacks/audit_run_faults.py [NAME ...] [--canaries 1000]
 
-The training is a head in closed form on rows of noise, through the product's own loop, sampler, clip and noise:
-what `sfumato audit run` would find in a run. A blind spot is a fault that canaries do not pass through.
+The training is a head in closed form on rows of noise, through the product's own loop, sampler, clip and
+noise: what `sfumato audit run` would find in a run. A blind spot is a fault that canaries do not pass through.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def real_units_unclipped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HeadSum, "__call__", unclipped)
 
 
-# name -> how it is planted, and whether the audit of a run is expected to find it with 1,000 canaries at ε = 4
+# name -> how it is planted, and whether 1,000 canaries are expected to show it at ε = 4
 FAULTS: dict[str, tuple[Fault | None, bool]] = {
     "nothing planted": (None, False),
     "half noise": (less_noise(0.5), True),

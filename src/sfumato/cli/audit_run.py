@@ -40,8 +40,8 @@ def command(run: Path, confidence: float, as_json: bool) -> None:
         )
         if result.measured is not None:
             click.echo(
-                f"Noise      multiplier {result.measured.noise_multiplier:.4g} seen, real gradients included; "
-                f"{result.noise_multiplier:.4g} accounted"
+                f"Noise      multiplier {result.measured.noise_multiplier:.4g} seen, real gradients "
+                f"included; {result.noise_multiplier:.4g} accounted"
             )
             click.echo(
                 f"Rate       {result.measured.sampling_rate:.3g} seen; {result.sampling_rate:.3g} accounted"
