@@ -3,7 +3,7 @@
     python attacks/audit_run_faults.py [NAME ...] [--canaries 1000]
 
 The training is a head in closed form on rows of noise, through the product's own loop, sampler, clip and
-noise: what `sfumato audit run` would find in a run. A blind spot is a fault that canaries do not pass through.
+noise: what `sfumato audit run` would find in a run. A blind spot is a fault that no canary passes through.
 """
 
 from __future__ import annotations
