@@ -109,8 +109,8 @@ def audited_noise_bounded_on_the_wrong_side(patch: MonkeyPatch) -> None:
     rewrite(
         patch,
         "sfumato.audit.projections:measured_noise",
-        "chi2.ppf(NOISE_MISS, count)",
-        "chi2.isf(NOISE_MISS, count)",
+        "chi2.ppf(MISS, count)",
+        "chi2.isf(MISS, count)",
     )
 
 
@@ -126,3 +126,23 @@ def one_run_curve_without_delta(patch: MonkeyPatch) -> None:
         "np.array(_deltas(plan.events()))",
         "0.0 * np.array(_deltas(plan.events()))",
     )
+
+
+@fault(
+    "audited-rate-without-its-error",
+    tests=(f"{PROJECTIONS}::test_the_rate_is_not_measured_above_the_plans_and_a_doubled_one_is_seen",),
+)
+def audited_rate_without_its_error(patch: MonkeyPatch) -> None:
+    """A rate that is seen a little above the plan's by chance is called a violation."""
+    rewrite(
+        patch, "sfumato.audit.projections:measured_rate", "(MISS, freedom)) * error", "(MISS, freedom)) * 0"
+    )
+
+
+@fault(
+    "repeated-noise-not-seen",
+    tests=(f"{PROJECTIONS}::test_noise_that_comes_twice_is_seen_and_noise_that_does_not_is_not",),
+)
+def repeated_noise_not_seen(patch: MonkeyPatch) -> None:
+    """Only the step right before is compared."""
+    rewrite(patch, "sfumato.audit.projections:repeated_noise", "distances.min()", "distances[-1]")

@@ -8,7 +8,13 @@ import pytest
 from sfumato.audit import auc, one_run_gdp_bound
 from sfumato.audit.mechanism import log_likelihood_ratio
 from sfumato.audit.one_run_sampled import one_run_plan_bound
-from sfumato.audit.projections import measured_noise, projection_scores, without_interference
+from sfumato.audit.projections import (
+    measured_noise,
+    measured_rate,
+    projection_scores,
+    repeated_noise,
+    without_interference,
+)
 from sfumato.privacy.plan import Plan
 
 RATE, NOISE, STEPS, CANARIES = 0.2, 1.5, 60, 1000
@@ -51,11 +57,32 @@ def test_the_noise_is_never_measured_too_small():
     random, below = np.random.default_rng(2), 0
     for _ in range(300):
         sample = random.normal(0, NOISE, (5, 40))
-        below += measured_noise(sample, NOISE)[1] < NOISE
-        measured, upper = measured_noise(sample + 1.0, NOISE)  # real units
+        below += measured_noise(sample)[1] < NOISE
+        measured, upper = measured_noise(sample + 1.0)  # real units
         assert measured < upper
     assert below <= 4  # 0.3 expected at 99.9 %
-    assert measured_noise(random.normal(0, NOISE / 2, (20, 200)), NOISE)[1] < NOISE
+    assert measured_noise(random.normal(0, NOISE / 2, (20, 200)))[1] < NOISE
+
+
+def test_the_rate_is_not_measured_above_the_plans_and_a_doubled_one_is_seen():
+    random, above = np.random.default_rng(5), 0
+    for _ in range(100):
+        seen, coins = simulated(random, interference=1.0)
+        rate, lower = measured_rate(seen, coins)
+        assert lower < rate
+        above += lower > RATE
+    assert above <= 2  # 0.1 expected at 99.9 %
+    seen, coins = simulated(random, rate=2 * RATE, interference=1.0)
+    assert measured_rate(seen, coins)[1] > RATE
+
+
+def test_noise_that_comes_twice_is_seen_and_noise_that_does_not_is_not():
+    random = np.random.default_rng(6)
+    seen = random.normal(0, NOISE, (40, 300))
+    assert repeated_noise(seen, NOISE) == 0
+    assert repeated_noise(seen + random.normal(0, 3, (40, 1)), NOISE) == 0  # real units
+    seen[[7, 30]] = seen[3] + 0.1
+    assert repeated_noise(seen, NOISE) == 2
 
 
 def test_the_bound_of_a_plan_exceeds_the_truth_no_more_often_than_it_says():

@@ -188,7 +188,7 @@ def test_every_kind_goes_with_images_patients_and_views(tmp_path, kind, changes)
     result = audit_run(tmp_path / "run")
     assert result.num_canaries == 60
     assert 0 <= result.epsilon <= result.ceiling
-    assert (result.measured_noise_multiplier is None) == (kind != "gradient")
+    assert (result.measured is None) == (kind != "gradient")
 
 
 def test_the_result_is_written_beside_the_run_into_its_card_and_its_report(tmp_path):
@@ -239,7 +239,8 @@ def test_an_honest_run_is_no_violation(tmp_path):
     trained(tmp_path / "run", **SURE)
     result = audit_run(tmp_path / "run")
     assert result.violations == ()
-    assert 0.9 < result.measured_noise_multiplier / result.noise_multiplier < 1.5
+    assert 0.9 < result.measured.noise_multiplier / result.noise_multiplier < 1.5
+    assert 0.5 < result.measured.sampling_rate / result.sampling_rate < 1.5
 
 
 @pytest.mark.parametrize("fault", ["half noise", "no noise"])
@@ -269,8 +270,8 @@ def test_a_canary_that_is_not_clipped_is_a_violation(tmp_path, monkeypatch):
     monkeypatch.setattr(Directions, "added", unclipped)
     trained(tmp_path / "run", **SURE)
     result = audit_run(tmp_path / "run")
-    assert len(result.violations) == 1
     assert result.violations[0].startswith("ε is at least")
+    assert result.violations[1].startswith("A canary moves a step by at least")
     assert result.epsilon > 1.3 * result.nominal_epsilon
     assert result.auc > 0.8
 

@@ -7,15 +7,17 @@ bounds tell nothing more about them than the guarantee allows.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
+from scipy.stats import t as student_t
 
 from sfumato.audit.mechanism import log_likelihood_ratio
 from sfumato.audit.scores import Scores
 
-NOISE_MISS = 1e-3  # how often the noise may be called too small although it is not
+MISS = 1e-3  # how often each measurement may call wrong what is as planned
 
 Projections = NDArray[np.float64]  # (steps, canaries), in clip norms
 
@@ -62,12 +64,73 @@ def without_interference(seen: Projections, *, sampling_rate: float, noise_multi
     return seen - courses @ shrunk - slopes @ strengths
 
 
-def measured_noise(seen_out: Projections, noise_multiplier: float) -> tuple[float, float]:
-    """The noise multiplier as the canaries that are out show it, and its upper bound at 99.9 %.
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What canaries show of the mechanism itself, each beside its bound at 99.9 %."""
+
+    noise_multiplier: float
+    noise_upper: float
+    sampling_rate: float
+    rate_lower: float
+    repeated_noise: int  # steps that had the noise of another step
+
+
+def measure(seen: Projections, members: NDArray[np.bool_], *, noise_multiplier: float) -> Measured:
+    """Noise, rate and repetitions from the projections on all canaries."""
+    noise, noise_upper = measured_noise(seen[:, ~members])
+    rate, rate_lower = measured_rate(seen, members)
+    return Measured(
+        noise_multiplier=noise,
+        noise_upper=noise_upper,
+        sampling_rate=rate,
+        rate_lower=rate_lower,
+        # where noise is too small as such, steps are compared by what there is of it
+        repeated_noise=repeated_noise(seen[:, ~members], min(noise_multiplier, noise)),
+    )
+
+
+def measured_noise(seen_out: Projections) -> tuple[float, float]:
+    """The noise multiplier as the canaries that are out show it, and its upper bound.
 
     Real units can only make it look larger: a sum of squares grows with every mean that is added.
     """
     total, count = float(np.square(seen_out).sum()), seen_out.size
     if not count or not math.isfinite(total):
         return math.nan, math.inf
-    return math.sqrt(total / count), math.sqrt(total / float(chi2.ppf(NOISE_MISS, count)))
+    return math.sqrt(total / count), math.sqrt(total / float(chi2.ppf(MISS, count)))
+
+
+def measured_rate(seen: Projections, members: NDArray[np.bool_]) -> tuple[float, float]:
+    """How far a canary that is in moves the sum in a step, in clip norms, and its lower bound.
+
+    If all is as planned it is the sampling rate. Coins are independent of the real units, so that these only
+    widen the interval, which is Welch's for the difference of two means.
+    """
+    inner, outer = (seen[:, side].mean(0) for side in (members, ~members))
+    if min(len(inner), len(outer)) < 2:
+        return math.nan, -math.inf
+    rate = float(inner.mean() - outer.mean())
+    shares = inner.var(ddof=1) / len(inner), outer.var(ddof=1) / len(outer)
+    error = math.sqrt(sum(shares))
+    if not 0 < error < math.inf:
+        return rate, -math.inf
+    freedom = sum(shares) ** 2 / (shares[0] ** 2 / (len(inner) - 1) + shares[1] ** 2 / (len(outer) - 1))
+    return rate, rate - float(student_t.isf(MISS, freedom)) * error
+
+
+def repeated_noise(seen_out: Projections, noise_multiplier: float) -> int:
+    """Steps whose difference from an earlier one is too small for two draws of noise.
+
+    Real units can only enlarge a difference. All pairs of steps together are called wrongly with
+    probability 0.1 %.
+    """
+    steps, count = seen_out.shape
+    if steps < 2 or not count or not np.isfinite(seen_out).all():
+        return 0
+    least = float(chi2.ppf(MISS / (steps * (steps - 1) / 2), count)) * 2 * noise_multiplier**2
+    squares = np.square(seen_out).sum(1)
+    repeated = 0
+    for step in range(1, steps):
+        distances = squares[:step] + squares[step] - 2 * seen_out[:step] @ seen_out[step]
+        repeated += bool(distances.min() < least)
+    return repeated

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from sfumato.audit.curves import auc, roc_curve, score_histogram
 from sfumato.audit.one_run import one_run_bound
 from sfumato.audit.one_run_sampled import one_run_plan_bound
-from sfumato.audit.projections import measured_noise, projection_scores
+from sfumato.audit.projections import Measured, measure, projection_scores
 from sfumato.audit.scores import Scores
 from sfumato.data.canaries import CanaryImages, canary_images
 from sfumato.errors import RunError
@@ -43,13 +43,12 @@ ACCESS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryScores:
-    """A score for each canary, higher = more likely in; white-box also what was measured of the noise."""
+    """A score for each canary, higher = more likely in; white-box also what was measured on the way."""
 
     kind: str
     inner: Scores
     outer: Scores
-    noise: float | None = None  # as a noise multiplier
-    noise_upper: float | None = None
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +69,8 @@ class RunAudit:
     plain_ceiling: float
     auc: float
     noise_multiplier: float
-    measured_noise_multiplier: float | None  # white-box
-    measured_noise_upper: float | None
+    sampling_rate: float
+    measured: Measured | None  # white-box
     violations: tuple[str, ...]
 
     def sentence(self) -> str:
@@ -88,7 +87,11 @@ class RunAudit:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "access": ACCESS[self.kind], "violations": list(self.violations)}
+        """JSON values; what cannot be measured, with no canary on one side, becomes None."""
+        values = {**asdict(self), "access": ACCESS[self.kind], "violations": list(self.violations)}
+        if self.measured is not None:
+            values["measured"] = {key: _finite(value) for key, value in asdict(self.measured).items()}
+        return values
 
 
 def audit_run(path: Path, *, confidence: float = 0.95, model: nn.Module | None = None) -> RunAudit:
@@ -135,10 +138,8 @@ def white_box_scores(projections: Tensor, members: np.ndarray, plan: Plan) -> Ca
     # what is beyond all numbers is seen by everybody
     seen = np.nan_to_num(projections.double().numpy(), nan=0.0, posinf=1e12, neginf=-1e12)
     scores = projection_scores(seen, sampling_rate=plan.sampling_rate, noise_multiplier=plan.noise_multiplier)
-    noise, upper = measured_noise(seen[:, ~members], plan.noise_multiplier)
-    return CanaryScores(
-        kind="gradient", inner=scores[members], outer=scores[~members], noise=noise, noise_upper=upper
-    )
+    measured = measure(seen, members, noise_multiplier=plan.noise_multiplier)
+    return CanaryScores(kind="gradient", inner=scores[members], outer=scores[~members], measured=measured)
 
 
 def black_box_scores(
@@ -179,8 +180,8 @@ def judge_scores(scores: CanaryScores, plan: Plan, *, confidence: float) -> RunA
         plain_ceiling=plain.ceiling,
         auc=auc(inner, outer).value if len(inner) and len(outer) else 0.5,
         noise_multiplier=plan.noise_multiplier,
-        measured_noise_multiplier=scores.noise,
-        measured_noise_upper=scores.noise_upper,
+        sampling_rate=plan.sampling_rate,
+        measured=scores.measured,
         violations=tuple(_violations(scores, plan, (bound.epsilon, plain.epsilon), confidence)),
     )
 
@@ -192,10 +193,23 @@ def _violations(scores: CanaryScores, plan: Plan, found: tuple[float, float], co
             f"ε is at least {round_down(max(found), 3)} ({100 * confidence:g} % sure), but "
             f"{round_up(plan.epsilon, 3)} is promised."
         )
-    if scores.noise_upper is not None and scores.noise_upper < plan.noise_multiplier:
+    measured = scores.measured
+    if measured is None:
+        return sentences
+    if measured.noise_upper < plan.noise_multiplier:
         sentences.append(
-            f"The noise multiplier is at most {scores.noise_upper:.4g} (99.9 % sure), but "
+            f"The noise multiplier is at most {measured.noise_upper:.4g} (99.9 % sure), but "
             f"{plan.noise_multiplier:.4g} is accounted."
+        )
+    if measured.rate_lower > plan.sampling_rate:
+        sentences.append(
+            f"A canary moves a step by at least {measured.rate_lower:.4g} clip norms on average (99.9 % "
+            f"sure), but the sampling rate {plan.sampling_rate:.4g} is accounted."
+        )
+    if measured.repeated_noise:
+        sentences.append(
+            f"{measured.repeated_noise:,} steps had the noise of another step (99.9 % sure): subtracting the "
+            "two leaves no noise at all."
         )
     return sentences
 
@@ -208,8 +222,7 @@ def publish_audit(folder: RunFolder, result: RunAudit, scores: CanaryScores) -> 
         bins = score_histogram(inner, outer)
         drawn["histogram"] = {name: np.asarray(values).tolist() for name, values in bins.items()}
         drawn["roc"] = [list(point) for point in roc_curve(inner, outer).points(100, lowest=1 / len(outer))]
-    found = {key: _finite(value) for key, value in result.as_dict().items()}
-    write_json(folder.audit, {**found, "sentence": result.sentence(), **drawn})
+    write_json(folder.audit, {**result.as_dict(), "sentence": result.sentence(), **drawn})
     card = folder.release / CARD
     write_text(card, with_audit(card.read_text(encoding="utf-8"), result.sentence(), result.violations))
     write_report([folder.path], folder.report)

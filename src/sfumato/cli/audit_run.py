@@ -38,10 +38,13 @@ def command(run: Path, confidence: float, as_json: bool) -> None:
             f"Guesses    {result.num_correct:,} of {result.num_guesses:,} right; {result.num_canaries:,} "
             f"canaries, {result.num_members:,} of them in; area under the ROC curve {result.auc:.3f}"
         )
-        if result.measured_noise_multiplier is not None:
+        if result.measured is not None:
             click.echo(
-                f"Noise      multiplier {result.measured_noise_multiplier:.4g} as seen, real gradients "
+                f"Noise      multiplier {result.measured.noise_multiplier:.4g} seen, real gradients "
                 f"included; {result.noise_multiplier:.4g} accounted"
+            )
+            click.echo(
+                f"Rate       {result.measured.sampling_rate:.3g} seen; {result.sampling_rate:.3g} accounted"
             )
         click.echo(f"Access     {ACCESS[result.kind]}")
         click.echo(f"Report     {run / 'report.html'}")

@@ -42,8 +42,8 @@ class RunCanaries:
     members: Tensor  # (M,) bool: what the coins said
     directions: Directions | None
     images: ImageSet | None
-    projections: Tensor  # (num_steps, M): each step's noisy sum on each direction, in clip norms; filled in
-    clip_norm: float
+    projections: Tensor  # (num_steps, M): each noisy sum on each direction, in sensitivities; filled in
+    sensitivity: float  # of the sums: what a unit can move them by, and what the noise is measured in
 
     @classmethod
     def begin(cls, prepared: Prepared, folder: RunFolder) -> RunCanaries | None:
@@ -72,7 +72,7 @@ class RunCanaries:
                 classes=train.classes,
             ),
             projections=torch.zeros(prepared.num_steps if by_gradient else 0, settings.canaries),
-            clip_norm=plan.clip_norm,
+            sensitivity=prepared.clipping.sensitivity(plan.clip_norm),
         )
 
     def joined_to(
@@ -89,7 +89,7 @@ class RunCanaries:
     def observe(self, step: int, noisy: dict[str, Tensor]) -> None:
         """Keep what the noisy sum of a step shows of each canary, in or out: it is private by now."""
         if self.directions is not None:
-            self.projections[step] = self.directions.projections(noisy) / self.clip_norm
+            self.projections[step] = self.directions.projections(noisy) / self.sensitivity
 
     def saved(self, step: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Tensors and values for the state of the run after ``step`` steps."""
