@@ -9,7 +9,7 @@ from planting import fault, rewrite
 if TYPE_CHECKING:
     from pytest import MonkeyPatch  # noqa: PT013
 
-RUN = "audit/test_run.py"
+RUN = "audit/test_audit_run.py"
 CANARIES = "training/test_canaries.py"
 PROJECTIONS = "audit/test_projections.py"
 HONEST = f"{RUN}::test_an_honest_run_is_no_violation"
