@@ -93,6 +93,19 @@ def test_the_small_form_has_the_papers_epsilon(name: str) -> None:
     assert len(conditions_of(family, "full")) == len(family.members)
 
 
+def test_a_row_of_the_small_form_is_called_what_it_is() -> None:
+    def rows(name: str, scale: str) -> list[str]:
+        return list(dict.fromkeys(condition.row for condition in conditions_of(load_family(name), scale)))
+
+    assert rows("de2022/figure6", "full")[0] == "σ = 1.5"
+    assert rows("de2022/figure6", "mini")[0] == "σ = 0.55 (theirs 1.5)"
+    assert rows("de2022/table2", "mini")[2] == "+ Larger batch size (batch size of 2048)"
+    for name in list_families():
+        if load_family(name).mini_note:
+            places = [(c.row, c.column) for c in conditions_of(load_family(name), "mini")]
+            assert len(set(places)) == len(places)
+
+
 def test_every_small_net_takes_its_images() -> None:
     seen = set()
     for name in list_families():

@@ -63,6 +63,8 @@ class _Part(Struct, forbid_unknown_fields=True, kw_only=True):
 
     row: str
     column: str = "accuracy"
+    mini_row: str | None = None  # the same at mini scale, where other names would mislead
+    mini_column: str | None = None
     name: str | None = None  # of each row's recipe
     uses: str | None = None  # instead: the recipe of another family
     words: dict[str, Any] = {}
@@ -99,6 +101,8 @@ class Member:
     column: str
     settings: Settings  # the whole recipe; of a recipe of another family only what is said of it here
     mini: Settings | None  # what makes it small; None: it is left out at that scale
+    mini_row: str
+    mini_column: str
     borrowed: bool
 
 
@@ -210,7 +214,8 @@ def _member(family: str, file: _File, part: _Part, values: dict[str, Any]) -> Me
         for path in COLUMNS.get(column, (column,) if "." in column else ()):
             target[path] = value
     settings = {**shared, **own}
-    words = {**part.words, **values, **_work(settings, part.words)}
+    named = {column.replace(".", "_"): value for column, value in values.items()}
+    words = {**part.words, **named, **_work(settings, part.words)}
     words["data"] = settings.get("data.name")
     words["recipe"] = recipe = (part.uses or f"{paper}/{part.name}").format_map(words)
     if not part.uses:
@@ -228,6 +233,8 @@ def _member(family: str, file: _File, part: _Part, values: dict[str, Any]) -> Me
         column=part.column.format_map(words),
         settings={path: _filled(value, words) for path, value in settings.items()},
         mini={path: _filled(value, words) for path, value in small.items()} if used else None,
+        mini_row=(part.mini_row or part.row).format_map(words),
+        mini_column=(part.mini_column or part.column).format_map(words),
         borrowed=part.uses is not None,
     )
 

@@ -83,8 +83,8 @@ def _condition(
         recipe = with_settings(recipe, {"data.name": place})
     return Condition(
         recipe_name=member.recipe,
-        row=member.row,
-        column=member.column,
+        row=member.mini_row if scale == "mini" else member.row,
+        column=member.mini_column if scale == "mini" else member.column,
         recipe=with_settings(recipe, settings),
     )
 
