@@ -1,4 +1,4 @@
-"""Imports never go upwards between the tiers, and nothing is ever unpickled."""
+"""Imports never go upwards or in circles, need no particular system, and nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ ORDER = [part for parts in TIERS.values() for part in parts]
 # The mechanism's parts do not import each other, but for the source of randomness at their bottom.
 FOUNDATIONS = {"noise": {"randomness"}, "discrete_gaussian": {"randomness"}, "sampling": {"randomness"}}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "core", "engine", "misc", "base"}
+UNIX_MODULES = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+UNIX_FUNCTIONS = {
+    "fork",
+    "getloadavg",
+    "getuid",
+    "sched_getaffinity",
+    "statvfs",
+    "sysconf",
+    "uname",
+    "SIGKILL",
+}
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
@@ -43,20 +54,23 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def imported_names(node: ast.AST) -> list[str]:
+    """What an import statement names, with dots; nothing for other nodes."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
 def imported_parts(tree: ast.Module, parts: set[str]) -> set[str]:
     """The parts of ``sfumato`` that a file imports, at its top, inside functions or for types only."""
     found = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level:
+        if isinstance(node, ast.ImportFrom) and node.level:
             found.add("a relative import")
             continue
-        elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
+        for name in imported_names(node):
             root, *rest = name.split(".")
             if root == "sfumato" and rest != ["__version__"]:
                 found.add(rest[0] if rest and rest[0] in parts else "__init__")
@@ -89,6 +103,18 @@ def dangerous_calls(tree: ast.Module) -> list[str]:
             if name in {"np.load", "numpy.load", "np.save"} and guards.get("allow_pickle") is not False:
                 found.append(name)
     return found
+
+
+def absent_elsewhere(tree: ast.Module) -> list[str]:
+    """What macOS or Windows lack: modules, and functions that nobody has asked for with hasattr."""
+    words = [name for node in ast.walk(tree) for name in imported_names(node)]
+    asked = {
+        ast.literal_eval(node.args[1])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "hasattr"
+    }
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return sorted({word.split(".")[0] for word in words} & UNIX_MODULES | (used & UNIX_FUNCTIONS) - asked)
 
 
 def test_every_file_imports_from_its_own_tier_or_below() -> None:
@@ -152,6 +178,23 @@ def test_nothing_is_unpickled_and_no_text_is_run() -> None:
 def test_a_dangerous_call_is_found(source: str) -> None:
     assert dangerous_calls(ast.parse(source))
     assert not dangerous_calls(ast.parse("model.eval(); torch.load(file, weights_only=True)"))
+
+
+def test_nothing_is_used_that_another_system_lacks() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): words
+        for path in files()
+        if (words := absent_elsewhere(ast.parse(path.read_text())))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source", ["import resource", "from fcntl import flock", "os.sched_getaffinity(0)", "late = os.fork"]
+)
+def test_a_need_of_unix_is_found(source: str) -> None:
+    assert absent_elsewhere(ast.parse(source))
+    assert not absent_elsewhere(ast.parse("hasattr(os, 'sched_getaffinity') and os.sched_getaffinity(0)"))
 
 
 def test_no_file_has_a_vague_name_or_asks_for_a_certain_device() -> None:

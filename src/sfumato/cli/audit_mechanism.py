@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -60,6 +59,7 @@ def command(
     where it was stopped. Exit code 1: more was found than is promised.
     """
     from sfumato.audit.mechanism import MechanismAudit, enough_repetitions, run_mechanism_audit
+    from sfumato.data.readers.decode import num_threads
 
     share = FULL_SHARE if sampling_rate == 1 else SAMPLED_SHARE
     audits = [
@@ -82,7 +82,7 @@ def command(
             audit,
             repetitions=repetitions or enough_repetitions(audit, share=share),
             scores=None if out is None else out / f"scores-{audit.epsilon:g}.jsonl",
-            workers=workers or len(os.sched_getaffinity(0)),
+            workers=workers or num_threads(),
             on_progress=_Lines(audit.epsilon, quiet=as_json),
         )
         results.append(result)

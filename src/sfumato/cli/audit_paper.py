@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,6 +64,7 @@ def command(
     from sfumato.audit.paper import PaperAudit
     from sfumato.audit.paper_settings import PROBLEMS
     from sfumato.audit.paper_store import Header, Store
+    from sfumato.data.readers.decode import num_threads
 
     problem = PROBLEMS[int(size)]
     header = Header(num_examples=problem.num_examples, views=views, seed=seed, init_seed=init_seed)
@@ -74,7 +74,7 @@ def command(
         store=Store.open(out, header),
         seed=seed,
         init_seed=init_seed,
-        num_workers=workers or len(os.sched_getaffinity(0)),
+        num_workers=workers or num_threads(),
     )
     found = {}
     for epsilon in epsilons:
