@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,11 @@ UNIX_FUNCTIONS = {
     "sysconf",
     "uname",
     "SIGKILL",
+}
+# Files of one package that need each other's types, and nothing else of each other.
+TYPES_OF_EACH_OTHER = {
+    ("privacy.statement", "privacy.plan"): "a plan makes its statement, and a statement is made of a plan",
+    ("ledger.account", "ledger.ledger"): "a ledger gives out accounts, and an account writes to its ledger",
 }
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
@@ -105,6 +112,39 @@ def dangerous_calls(tree: ast.Module) -> list[str]:
     return found
 
 
+def without_types(tree: ast.Module) -> ast.Module:
+    """The file without what it imports for type checkers only."""
+    kept = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    return ast.Module(kept, [])
+
+
+def needs(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """For each file, by its dotted name, those that it imports, inside functions and for types too."""
+    found = {}
+    for name, source in sources.items():
+        tree = ast.parse(source)
+        found[name] = files_of(tree, sources) - {name}
+        for other in found[name] - files_of(without_types(tree), sources):
+            if (name, other) in TYPES_OF_EACH_OTHER:
+                found[name] = found[name] - {other}
+    return found
+
+
+def files_of(tree: ast.Module, sources: Mapping[str, str]) -> set[str]:
+    """Those of ``sources`` that are imported: ``sfumato.a.b.c`` is a.b.c, or what has it: a.b, or a."""
+    found = set()
+    for dotted in (name for node in ast.walk(tree) for name in imported_names(node)):
+        root, _, name = dotted.partition(".")
+        while root == "sfumato" and name and name not in sources:
+            name = name.rpartition(".")[0]
+        found |= {name} if root == "sfumato" and name else set()
+    return found
+
+
 def absent_elsewhere(tree: ast.Module) -> list[str]:
     """What macOS or Windows lack: modules, and functions that nobody has asked for with hasattr."""
     words = [name for node in ast.walk(tree) for name in imported_names(node)]
@@ -150,6 +190,34 @@ def test_an_import_upwards_is_found(part: str, source: str) -> None:
     parts = {part_of(path) for path in files()}
     assert forbidden_imports(part, ast.parse(source), parts)
     assert not forbidden_imports(part, ast.parse("from sfumato.errors import ConfigError"), parts)
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    named = {path.relative_to(PACKAGE).with_suffix("").parts: path.read_text() for path in files()}
+    sources = {".".join(parts).removesuffix(".__init__"): text for parts, text in named.items()}
+    TopologicalSorter(needs(sources)).prepare()  # raises CycleError with the files of a circle
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"data.a": "from sfumato.data import b", "data.b": "from sfumato.data.a import name"},
+        {"data.a": "def late():\n    import sfumato.data.b", "data.b": "from sfumato.data.a import name"},
+        {"data": "from sfumato.data.a import name", "data.a": "from sfumato.data import name"},
+        {
+            "data.a": "if TYPE_CHECKING:\n    from sfumato.data.b import name",
+            "data.b": "from sfumato.data.a import name",
+        },
+        {  # listed, but not for its type only
+            "privacy.plan": "from sfumato.privacy.statement import name",
+            "privacy.statement": "from sfumato.privacy.plan import name",
+        },
+    ],
+)
+def test_a_circle_is_found(sources: dict[str, str]) -> None:
+    with pytest.raises(CycleError):
+        TopologicalSorter(needs(sources)).prepare()
+    TopologicalSorter(needs(dict(list(sources.items())[:1]))).prepare()
 
 
 def test_nothing_is_unpickled_and_no_text_is_run() -> None:

@@ -40,7 +40,7 @@ def estimate(prepared: Prepared) -> Estimate:
     )
     rows_per_step = max(1, round(prepared.batch_size * images_per_unit * views))
     weights = sum(value.numel() * value.element_size() for value in prepared.model.parameters())
-    # libraries and data, which are loaded by now; then weights, their average, the sum, its noise in double precision, and the optimizer's memory
+    # what is loaded; weights, their average, the sum, its noise in double precision, the optimizer's memory
     memory = psutil.Process().memory_info().rss + 8 * weights
     if prepared.plan is not None and prepared.in_closed_form:
         head, features = _head_and_features(prepared)
