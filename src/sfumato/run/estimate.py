@@ -14,7 +14,7 @@ from sfumato.randomness import SeededSource, UnitRandomness
 from sfumato.run.prepare import Prepared
 from sfumato.training.fixed_rows import FeatureViews
 from sfumato.training.gradient_sums import clipped_total, plain_total
-from sfumato.training.head import HeadSum, piece_rows
+from sfumato.training.head import SoftmaxRegression, piece_rows
 from sfumato.training.inputs import Microbatch
 from sfumato.training.last_layer import LastLayerViews
 
@@ -80,7 +80,7 @@ def _random_inputs(prepared: Prepared, rows: int) -> Tensor:
 
 def _head_seconds(head: nn.Linear, rows: int, *, clip_norm: float) -> float:
     features = torch.randn(rows, head.in_features)
-    sums = HeadSum(features, torch.arange(rows) % head.out_features, num_classes=head.out_features)
+    sums = SoftmaxRegression(features, torch.arange(rows) % head.out_features, num_classes=head.out_features)
     for _ in range(2):
         start = time.perf_counter()
         sums(head.weight.detach(), head.bias.detach(), clip_norm=clip_norm)
