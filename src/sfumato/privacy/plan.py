@@ -152,7 +152,7 @@ class Plan:
         events: tuple[Event, ...] = (*self.extra_events, steps)
         if self.tuning_runs is None:
             return events
-        return (Selection(events=accounting.sampled(events), mean_runs=self.tuning_runs),)
+        return (Selection(events=accounting.without_selections(events), mean_runs=self.tuning_runs),)
 
     @cached_property
     def epsilon(self) -> float:
