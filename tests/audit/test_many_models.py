@@ -34,10 +34,10 @@ def lenets(count: int) -> list[nn.Module]:
 
 
 def stacked_of(models: list[nn.Module]) -> nn.Module:
-    twin = stack(models[0], len(models))
-    for name, value in twin.named_parameters():
+    stacked = stack(models[0], len(models))
+    for name, value in stacked.named_parameters():
         value.data = torch.stack([dict(model.named_parameters())[name].detach() for model in models])
-    return twin
+    return stacked
 
 
 PATHS = lenet_kernel.available()  # every instruction set that this build has and this processor can run
@@ -94,11 +94,15 @@ def test_a_unit_of_several_views_is_clipped_once(way) -> None:
     from sfumato.randomness import UnitRandomness
 
     for number in range(2):
-        mine = pairs[pairs % 2 == number]
+        of_model = pairs[pairs % 2 == number]
         randomness = UnitRandomness(SeededSource(1), purpose="augmentation", step=5)
         part = next(
             views.microbatches(
-                paired_units(data, 2), mine, max_rows=100, randomness=randomness, device=torch.device("cpu")
+                paired_units(data, 2),
+                of_model,
+                max_rows=100,
+                randomness=randomness,
+                device=torch.device("cpu"),
             )
         )
         arguments = models[number], part.inputs, part.targets
