@@ -112,7 +112,8 @@ def many(sampling: str, folder: Path, *, runs: int) -> tuple[Tensor, Tensor, Sta
     with Ledger.open(folder / "ledger.sqlite") as ledger:
         ledger._connection.execute("PRAGMA synchronous=OFF")
         for canary in (True, False):
-            found = [released(settings, folder / f"{canary}{run}", ledger, canary=canary) for run in range(runs)]
+            places = [folder / f"{canary}{run}" for run in range(runs)]
+            found = [released(settings, place, ledger, canary=canary) for place in places]
             sides.append(torch.stack([weights for weights, _ in found]))
             statements += [stated for _, stated in found]
     assert all(stated == statements[0] for stated in statements)
