@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from sfumato.cli import echo_json
-from sfumato.cli.progress import duration
+from sfumato.cli.progress import CountLines
 
 if TYPE_CHECKING:
     from sfumato.audit.mechanism import MechanismResult
@@ -83,7 +84,7 @@ def command(
             repetitions=repetitions or enough_repetitions(audit, share=share),
             scores=None if out is None else out / f"scores-{audit.epsilon:g}.jsonl",
             workers=workers or num_threads(),
-            on_progress=_Lines(audit.epsilon, quiet=as_json),
+            on_progress=partial(CountLines("pairs of trainings", quiet=as_json), f"ε = {audit.epsilon:g}"),
         )
         results.append(result)
         scores.append(sides["likelihood"])
@@ -129,22 +130,3 @@ def _echo(result: MechanismResult) -> None:
     )
     for violation in result.violations:
         click.secho(f"    VIOLATION  {violation}", fg="red", bold=True)
-
-
-class _Lines:
-    """A line every ten seconds: how far, how fast, how long still."""
-
-    def __init__(self, epsilon: float, *, quiet: bool) -> None:
-        self.epsilon, self.quiet = epsilon, quiet
-        self.began, self.last, self.first = 0.0, 0.0, 0
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if not self.began:  # starting processes takes its time, and is no measure of what is left
-            self.began, self.first, self.last = now, done, now
-        if self.quiet or (now - self.last < 10 and done < total):
-            return
-        self.last = now
-        speed = max(done - self.first, 1) / max(now - self.began, 1e-9)
-        left = duration((total - done) / speed)
-        click.echo(f"ε = {self.epsilon:g}   {done:,}/{total:,} pairs of trainings   {left} left", err=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from sfumato.cli import echo_json
-from sfumato.cli.progress import duration
+from sfumato.cli.progress import CountLines
 
 if TYPE_CHECKING:
     from sfumato.audit.paper import PaperAudit
@@ -78,7 +77,7 @@ def command(
     )
     found = {}
     for epsilon in epsilons:
-        ranked = audit.phase_one(epsilon, progress=_Lines(quiet=as_json))
+        ranked = audit.phase_one(epsilon, progress=CountLines("models", quiet=as_json))
         found[epsilon] = ranked[0][0]
         if not as_json:
             click.echo(
@@ -87,7 +86,9 @@ def command(
     rows = []
     for target in range(_SLICE, models + _SLICE, _SLICE) if phase == "all" else ():
         for epsilon, setting in found.items():
-            audit.phase_two(epsilon, setting, min(target, models), progress=_Lines(quiet=as_json))
+            audit.phase_two(
+                epsilon, setting, min(target, models), progress=CountLines("models", quiet=as_json)
+            )
             rows = _write(audit, found, out, quiet=as_json)
     if as_json:
         settings = {f"{epsilon:g}": setting.as_dict() for epsilon, setting in found.items()}
@@ -107,18 +108,3 @@ def _write(audit: PaperAudit, found: dict[float, Setting], out: Path, *, quiet: 
     if not quiet:
         click.echo(table_text(rows))
     return rows
-
-
-class _Lines:
-    """A line every ten seconds: what is trained, how fast, and how long it will take."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self.quiet, self.began, self.last = quiet, time.monotonic(), 0.0
-
-    def __call__(self, group: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if self.quiet or (now - self.last < 10 and done < total):
-            return
-        self.last, speed = now, done / max(now - self.began, 1e-9)
-        left = duration((total - done) / speed)
-        click.echo(f"{group}   {done:,}/{total:,} models   {speed:.2f} models/s   {left} left", err=True)
