@@ -24,7 +24,7 @@ EXPORTS = (
     *("filter_moments", "unit_filters", "head_sums"),
 )
 LENET = "sfumato.audit._lenet"
-LENET_EXPORTS = ("lenet_forward", "lenet_backward", "lenet_kept")
+LENET_EXPORTS = ("lenet_version", "lenet_lanes", "lenet_forward", "lenet_backward")
 
 
 class BuildKernels(build_ext):
@@ -58,6 +58,11 @@ setup(
             optional=True,
         ),
         # vectors wider than the oldest processor's are passed between functions that are always inlined
-        Extension(LENET, sources=["src/sfumato/audit/lenet.c"], optional=True),
+        Extension(
+            LENET,
+            sources=["src/sfumato/audit/lenet.c"],
+            depends=sorted(glob(f"{PLACE}/*.h")),
+            optional=True,
+        ),
     ],
 )

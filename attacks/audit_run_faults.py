@@ -23,8 +23,8 @@ from sfumato.randomness import SecureSource, SeededSource
 from sfumato.run.canaries import new_key
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.canaries import Directions, WithGradientCanaries, toss_coins
-from sfumato.training.gradient_sums import HeadGradients
-from sfumato.training.head import ROUNDING, HeadSum
+from sfumato.training.gradient_sums import ClosedFormSum
+from sfumato.training.head import ROUNDING, SoftmaxRegression
 from sfumato.training.loop import fit
 
 NUM_ROWS, NUM_CLASSES, CLIP_NORM = 500, 10, 1.0
@@ -78,13 +78,13 @@ def canary_of_five_clips(patch: pytest.MonkeyPatch) -> None:
 
 
 def real_units_unclipped(patch: pytest.MonkeyPatch) -> None:
-    call = HeadSum.__call__
+    call = SoftmaxRegression.__call__
 
     def unclipped(self, weight, bias, *, clip_norm, indices=None):
         total = call(self, weight, bias, clip_norm=1e6 / (1 - ROUNDING), indices=indices)
         return dataclasses.replace(total, sensitivity=clip_norm)
 
-    patch.setattr(HeadSum, "__call__", unclipped)
+    patch.setattr(SoftmaxRegression, "__call__", unclipped)
 
 
 # name -> how it is planted, and whether 1,000 canaries are expected to show it at ε = 4
@@ -123,9 +123,9 @@ def trained(plan: Plan, num_canaries: int) -> tuple[torch.Tensor, torch.Tensor]:
     model.add_module("head", nn.Linear(num_canaries, NUM_CLASSES))
     key = new_key(source)
     directions, members = Directions.draw(key, num_canaries, model), toss_coins(key, num_canaries)
-    sums = HeadGradients(
+    sums = ClosedFormSum(
         head=model.head,
-        sums=HeadSum(rows, labels, num_classes=NUM_CLASSES),
+        sums=SoftmaxRegression(rows, labels, num_classes=NUM_CLASSES),
         clip_norm=CLIP_NORM,
         num_units=NUM_ROWS,
     )

@@ -93,7 +93,7 @@ def commit_number() -> int:
     return int(done.stdout, 16) if done.returncode == 0 else time.localtime().tm_yday
 
 
-def judge(faults: Sequence[Fault]) -> bool:
+def all_are_caught(faults: Sequence[Fault]) -> bool:
     """Print a line for the control and for each fault; whether the tests pass without, and fail with each."""
     tests = list(dict.fromkeys(test for fault in faults for test in fault.tests))
     caught = 0
@@ -134,7 +134,7 @@ def main() -> int:
     if options.part:
         faults = part_of(faults, options.part)
     if not options.check:
-        return 0 if judge(faults) else 1
+        return 0 if all_are_caught(faults) else 1
     rotten = check_all(faults)
     print(*rotten, f"{len(faults) - len(rotten)} of {len(faults)} faults can be planted.", sep="\n")
     return 1 if rotten else 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import torch
 
 from sfumato.audit.many_models import train_many
 from sfumato.data import ImageSet
+from sfumato.data.readers.decode import num_threads
 from sfumato.models import create_model
 from sfumato.privacy import Plan
 from sfumato.randomness import SecureSource
@@ -56,7 +56,7 @@ def many(plan: Plan, data: ImageSet) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--workers", type=int, default=num_threads())
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     images = torch.randint(0, 256, (100, 1, 28, 28)).to(torch.uint8)

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 import sfumato
-from sfumato.ledger.ledger import Ledger
-from sfumato.randomness import SecureSource
 
 data = sfumato.load_data("digits")
 train, test = data.train, data.test
@@ -22,8 +20,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
 plan = sfumato.Plan.calibrate(epsilon=3, delta=1e-5, num_examples=len(train), batch_size=256, num_steps=50)
 sfumato.doctor.check_model(model, torch.randn(4, 1, 8, 8))  # no image may see another
 
-folder, source = Path(mkdtemp()), SecureSource()  # keep the folder: a resumed run goes on with its account
-ledger = Ledger.open(folder / "ledger.sqlite")
+source = sfumato.SecureSource()
+folder = Path(mkdtemp())  # keep it: a resumed run goes on with its account
+ledger = sfumato.Ledger.open(folder / "ledger.sqlite")
 account = ledger.begin(
     fingerprint=train.fingerprint, name=train.name, image_ids=train.content_ids, plan=plan, folder=folder
 )
@@ -36,4 +35,5 @@ for step, batch in enumerate(plan.sampler().batches(len(train), source)):  # Poi
         parameter.grad = noisy[name].to(parameter) / plan.batch_size  # expected size: the true one is private
     optimizer.step()
 correct = model(test.images / 255).argmax(dim=1) == test.labels
-print(f"accuracy {correct.double().mean():.3f}, epsilon {plan.epsilon:.3f} at delta {plan.delta}")
+epsilon = sfumato.privacy.round_up(plan.epsilon)  # never below what was spent
+print(f"accuracy {correct.double().mean():.3f}, epsilon {epsilon} at delta {plan.delta}")

@@ -3,14 +3,13 @@
 import sys
 
 import sfumato
-from sfumato.recipes.recipe import load_recipe, with_settings
-from sfumato.run import train
 
 num_steps = int(sys.argv[1]) if len(sys.argv) > 1 else 80
-recipe = with_settings(load_recipe("demo/digits"), {"privacy.epsilon": 2.0, "training.num_steps": num_steps})
+settings = {"privacy.epsilon": 2.0, "training.num_steps": num_steps}
+recipe = sfumato.with_settings(sfumato.load_recipe("demo/digits"), settings)
 
-result = train(recipe, out="runs/example")
-print(f"accuracy {result.scores.accuracy:.1%} at ε = {result.privacy['epsilon']:.3g}")
+result = sfumato.train(recipe, out="runs/example")
+print(f"accuracy {result.scores.accuracy:.1%} at ε = {sfumato.privacy.round_up(result.privacy['epsilon'])}")
 print(result.privacy["statement"])
 
 classifier = sfumato.load(result.folder / "release")  # all that another machine would need

@@ -90,12 +90,12 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "statement", functools.cache(Plan.statement))
 
 
-def released(mine: Recipe, folder: Path, ledger: Ledger, *, canary: bool) -> tuple[Tensor, Stated]:
+def released(settings: Recipe, folder: Path, ledger: Ledger, *, canary: bool) -> tuple[Tensor, Stated]:
     """The upper half of a run's released weights, in units of η/B, and what the release states.
 
     The first value is the weights' component along the canary's direction, the others are across it.
     """
-    session.train(mine, out=folder, data=splits(canary=canary), model=Linear(), ledger=ledger)
+    session.train(settings, out=folder, data=splits(canary=canary), model=Linear(), ledger=ledger)
     stated = json.loads((folder / "release" / "privacy.json").read_text())
     weights = load_file(folder / "release" / "model.safetensors")["head.weight"].double()
     upper = weights.reshape(2, SIDE * SIDE)[:, :LIGHT].flatten()
@@ -108,11 +108,12 @@ def released(mine: Recipe, folder: Path, ledger: Ledger, *, canary: bool) -> tup
 
 def many(sampling: str, folder: Path, *, runs: int) -> tuple[Tensor, Tensor, Stated]:
     """(runs, 16) with the canary, the same without it, and what every one of the releases states."""
-    mine, sides, statements = recipe(sampling), [], []
+    settings, sides, statements = recipe(sampling), [], []
     with Ledger.open(folder / "ledger.sqlite") as ledger:
         ledger._connection.execute("PRAGMA synchronous=OFF")
         for canary in (True, False):
-            found = [released(mine, folder / f"{canary}{run}", ledger, canary=canary) for run in range(runs)]
+            places = [folder / f"{canary}{run}" for run in range(runs)]
+            found = [released(settings, place, ledger, canary=canary) for place in places]
             sides.append(torch.stack([weights for weights, _ in found]))
             statements += [stated for _, stated in found]
     assert all(stated == statements[0] for stated in statements)

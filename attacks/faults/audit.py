@@ -20,7 +20,7 @@ BEST_NUMBER = (
 @fault("audit-both-rates-at-full-miss", tests=(BINARY,))
 def both_rates_at_full_miss(patch):
     """Each of the two rates' bounds may miss as often as both together should."""
-    rewrite(patch, "sfumato.audit.thresholds:bounds_at", "miss / 2", "miss")
+    rewrite(patch, "sfumato.audit.thresholds:bounds_at", "failure_probability / 2", "failure_probability")
 
 
 @fault("audit-threshold-on-the-same-half", tests=(NULL, VALID))
@@ -37,7 +37,12 @@ def threshold_on_the_same_half(patch):
 @fault("audit-thresholds-uncorrected", tests=(TOGETHER,))
 def thresholds_uncorrected(patch):
     """The best of all candidates at the confidence of one."""
-    rewrite(patch, "sfumato.audit.thresholds:simultaneous_bounds", "miss / (2 * len(thresholds))", "miss / 2")
+    rewrite(
+        patch,
+        "sfumato.audit.thresholds:simultaneous_bounds",
+        "failure_probability / (2 * len(thresholds))",
+        "failure_probability / 2",
+    )
 
 
 @fault("audit-delta-dropped", tests=(DELTA,))
@@ -63,8 +68,8 @@ def two_sided_t(patch):
     rewrite(
         patch,
         "sfumato.audit.gaussian:gaussian_scores_bound",
-        "inner, outer, miss)",
-        "inner, outer, miss / 2)",
+        "scores_in, scores_out, failure_probability)",
+        "scores_in, scores_out, failure_probability / 2)",
     )
 
 
@@ -77,7 +82,12 @@ def one_run_delta_dropped(patch):
 @fault("audit-guesses-uncorrected", tests=(BEST_NUMBER, ONE_RUN))
 def guesses_uncorrected(patch):
     """The best number of guesses at the confidence of one."""
-    rewrite(patch, "sfumato.audit.one_run:_play", "miss / len(numbers)", "miss")
+    rewrite(
+        patch,
+        "sfumato.audit.one_run:_best_bound",
+        "failure_probability / len(numbers)",
+        "failure_probability",
+    )
 
 
 @fault("audit-ties-by-membership", tests=(TIES,))

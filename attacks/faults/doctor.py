@@ -83,7 +83,12 @@ def tolerance_of_the_whole(patch: MonkeyPatch) -> None:
 
 @fault("units-not-compared-between-batches", tests=("doctor/test_gradient_check.py",))
 def units_not_compared_between_batches(patch: MonkeyPatch) -> None:
-    rewrite(patch, "sfumato.doctor.model_checks:_checked", "        _judge(gradients, model, inputs)\n", "")
+    rewrite(
+        patch,
+        "sfumato.doctor.model_checks:_checked",
+        "        _check_with_tolerances(gradients, model, inputs)\n",
+        "",
+    )
 
 
 @fault("doctor-without-the-recipes-options", tests=("doctor/test_doctor_command.py",))

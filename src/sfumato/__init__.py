@@ -11,7 +11,24 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sfumato import accounting, data, doctor, gradients, layers, models, noise, privacy, run, sampling
+    from sfumato import (
+        accounting,
+        audit,
+        data,
+        doctor,
+        gradients,
+        layers,
+        ledger,
+        models,
+        noise,
+        privacy,
+        randomness,
+        recipes,
+        release,
+        run,
+        sampling,
+        training,
+    )
     from sfumato.data import load_data
     from sfumato.errors import ConfigError, DataError, ModelError, PrivacyError, RunError, SfumatoError
     from sfumato.gradients import ClippedSum, clipped_sum
@@ -19,7 +36,7 @@ if TYPE_CHECKING:
     from sfumato.models import create_model, list_models, make_private_ready
     from sfumato.privacy import Plan
     from sfumato.randomness import SecureSource, SeededSource
-    from sfumato.recipes import Recipe, load_recipe
+    from sfumato.recipes import Recipe, load_recipe, with_settings
     from sfumato.release.release import load
     from sfumato.run import train
     from sfumato.training import fit
@@ -35,6 +52,7 @@ _HOMES = {
     "load_data": "data",
     "load_recipe": "recipes",
     "Recipe": "recipes",
+    "with_settings": "recipes",
     "Plan": "privacy",
     "Ledger": "ledger",
     "SecureSource": "randomness",
@@ -65,6 +83,7 @@ __all__ = [
     "SfumatoError",
     "__version__",
     "accounting",
+    "audit",
     "clipped_sum",
     "create_model",
     "data",
@@ -72,6 +91,7 @@ __all__ = [
     "fit",
     "gradients",
     "layers",
+    "ledger",
     "list_models",
     "load",
     "load_data",
@@ -80,9 +100,14 @@ __all__ = [
     "models",
     "noise",
     "privacy",
+    "randomness",
+    "recipes",
+    "release",
     "run",
     "sampling",
     "train",
+    "training",
+    "with_settings",
 ]
 
 

@@ -12,6 +12,7 @@ from sfumato.audit.lenet_windows import WindowConvolutions
 from sfumato.audit.many_models import ManySums, losses_of, paired_units, stack, train_many
 from sfumato.data import ImageSet
 from sfumato.gradients import clipped_sum
+from sfumato.gradients.kernels import library
 from sfumato.models import create_model
 from sfumato.privacy import Plan
 from sfumato.randomness import SeededSource
@@ -33,18 +34,18 @@ def lenets(count: int) -> list[nn.Module]:
 
 
 def stacked_of(models: list[nn.Module]) -> nn.Module:
-    twin = stack(models[0], len(models))
-    for name, value in twin.named_parameters():
+    stacked = stack(models[0], len(models))
+    for name, value in stacked.named_parameters():
         value.data = torch.stack([dict(model.named_parameters())[name].detach() for model in models])
-    return twin
+    return stacked
 
 
-@pytest.fixture(params=["compiled", "windows"])
+PATHS = lenet_kernel.available()  # every instruction set that this build has and this processor can run
+
+
+@pytest.fixture(params=[*PATHS, "windows"])
 def way(request, monkeypatch):
-    if request.param == "windows":
-        monkeypatch.setattr(lenet_kernel, "compiled", lambda: None)
-    elif lenet_kernel.compiled() is None:
-        pytest.skip("built without a C compiler")
+    monkeypatch.setattr(lenet_kernel, "compiled", lambda: PATHS.get(request.param))
     return request.param
 
 
@@ -93,11 +94,15 @@ def test_a_unit_of_several_views_is_clipped_once(way) -> None:
     from sfumato.randomness import UnitRandomness
 
     for number in range(2):
-        mine = pairs[pairs % 2 == number]
+        of_model = pairs[pairs % 2 == number]
         randomness = UnitRandomness(SeededSource(1), purpose="augmentation", step=5)
         part = next(
             views.microbatches(
-                paired_units(data, 2), mine, max_rows=100, randomness=randomness, device=torch.device("cpu")
+                paired_units(data, 2),
+                of_model,
+                max_rows=100,
+                randomness=randomness,
+                device=torch.device("cpu"),
             )
         )
         arguments = models[number], part.inputs, part.targets
@@ -115,25 +120,57 @@ def test_a_step_without_any_unit_gives_zeros() -> None:
     assert found.sensitivity == CLIP
 
 
-def test_compiled_convolutions_equal_products_over_windows() -> None:
-    if lenet_kernel.compiled() is None:
-        pytest.skip("built without a C compiler")
+def convolved() -> tuple:
+    """Weights of two models, five images, and six rows of them."""
     stacked = stacked_of(lenets(2))
     weights = {name: 4 * value.detach() for name, value in stacked.named_parameters()}
-    arguments = (
+    return (
         tuple(weights[name] for name in lenet_passes.CONVOLUTIONS),
         torch.randn(5, 28, 28),
         torch.tensor([4, 0, 1, 1, 2, 3]),
         torch.tensor([0, 0, 0, 1, 1, 1]),
     )
+
+
+@pytest.mark.parametrize("path", list(PATHS))
+def test_compiled_convolutions_equal_products_over_windows(path, monkeypatch) -> None:
+    monkeypatch.setattr(lenet_kernel, "compiled", lambda: PATHS[path])
+    arguments = convolved()
     ours, plain = lenet_kernel.Convolutions(*arguments), WindowConvolutions(*arguments)
     assert torch.allclose(ours.features, plain.features, atol=2e-6)
     gradient = torch.randn(6, 400)
     for first, second in zip(ours.backward(gradient, 3), plain.backward(gradient, 3), strict=True):
         assert first.shape == second.shape
         assert float((first - second).norm() / second.norm()) < 1e-5
-    with pytest.raises(ValueError, match="of 5"):
-        lenet_kernel.Convolutions(*arguments[:2], torch.full((6,), 5), arguments[3])
+
+
+@pytest.mark.parametrize("path", list(PATHS))
+def test_c_refuses_what_it_would_read_or_write_past_an_array(path, monkeypatch) -> None:
+    monkeypatch.setattr(lenet_kernel, "compiled", lambda: PATHS[path])
+    weights, images, image_of, model_of = convolved()
+    made = lenet_kernel.Convolutions(weights, images, image_of, model_of)
+    for wrong in (5, -1):
+        with pytest.raises(ValueError, match="out of range"):
+            lenet_kernel.Convolutions(weights, images, torch.full((6,), wrong), model_of)
+    with pytest.raises(ValueError, match="out of range"):
+        lenet_kernel.Convolutions(weights, images, image_of, model_of + 1)
+    for rows in (0, 4):
+        with pytest.raises(ValueError, match="does not fit the arrays"):
+            made.backward(torch.randn(6, 400), rows)
+    passed = [made.images, image_of, model_of, *weights, made.kept, made.features]
+    PATHS[path].call("lenet_forward", *passed)
+    for place in range(len(passed)):  # one value less
+        shorter = [value.flatten()[:-1] if at == place else value for at, value in enumerate(passed)]
+        with pytest.raises(ValueError, match="does not fit the arrays"):
+            PATHS[path].call("lenet_forward", *shorter)
+
+
+def test_the_convolutions_take_the_path_of_the_engine(monkeypatch) -> None:
+    for path, kernels in library.available().items():
+        monkeypatch.setattr(library, "compiled", lambda kernels=kernels: kernels)
+        assert lenet_kernel.compiled() is PATHS.get(path)
+    monkeypatch.setattr(library, "compiled", lambda: None)  # SFUMATO_KERNELS=none
+    assert lenet_kernel.compiled() is None
 
 
 def test_models_of_a_stack_draw_their_own_batches_and_noise() -> None:

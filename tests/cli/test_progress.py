@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
-from sfumato.cli.progress import LiveProgress, PlainProgress, make_progress
+from sfumato.cli.progress import CountLines, LiveProgress, PlainProgress, make_progress
 
 
 class Terminal(io.StringIO):
@@ -51,3 +52,16 @@ def test_a_bar_that_was_broken_off_is_put_away(monkeypatch):
     assert not terminal.getvalue().endswith("\x1b[?25h")  # the cursor is hidden while the bar moves
     progress.close()
     assert terminal.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+def test_counted_work_is_told_every_ten_seconds_with_its_speed(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    lines = CountLines("models", quiet=False)
+    for done, now[0] in ((20, 100.0), (30, 109.0), (40, 110.0), (45, 111.0), (60, 112.0)):
+        lines("ε = 1", done, 60)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split()[3] for line in told] == ["40/60", "60/60"]
+    assert "2.00 models/s" in told[0]  # from the first call on: the 20 before it took time of their own
+    CountLines("models", quiet=True)("ε = 1", 60, 60)
+    assert capsys.readouterr().err == ""

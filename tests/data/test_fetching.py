@@ -142,7 +142,7 @@ def test_getting_a_known_set_leaves_exactly_its_folder(small_mnist, server):
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(DataError, match="damaged-file"):
         load_data("mnist")
-    assert get_known_set("mnist") == (folder, True)  # mended
+    assert get_known_set("mnist") == (folder, True)  # repaired
     assert len(load_data("mnist").test) == 10
 
 

@@ -103,13 +103,6 @@ def test_carving_without_patients_goes_by_content_and_says_when_it_is_declared_p
         carve_validation(DataSplits(image_set(count=2)), fraction=1e-6)
 
 
-def test_accuracy_is_measured_on_test_images_and_on_validation_images_only_without_them():
-    train, val, test = image_set(), image_set(seed=1), image_set(seed=2)
-    assert DataSplits(train, val, test).held_out is test
-    assert DataSplits(train, val).held_out is val
-    assert DataSplits(train).held_out is None
-
-
 @pytest.mark.parametrize(
     ("change", "code"),
     [

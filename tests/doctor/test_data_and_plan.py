@@ -22,9 +22,9 @@ def test_sound_data_give_only_the_note_about_class_names():
 def test_the_private_images_own_statistics_are_found():
     splits = small_splits(train=60)
     pixels = splits.train.images.float() / 255
-    own = pixels.mean().item(), pixels.std().item()
-    assert "private-normalisation" in codes(examine_data(splits, mean=own[:1], std=own[1:]), "void")
-    assert "private-normalisation" in codes(examine_data(splits, mean=own[:1]), "void")
+    measured = pixels.mean().item(), pixels.std().item()
+    assert "private-normalisation" in codes(examine_data(splits, mean=measured[:1], std=measured[1:]), "void")
+    assert "private-normalisation" in codes(examine_data(splits, mean=measured[:1]), "void")
     assert "private-normalisation" not in codes(examine_data(splits, mean=[0.5], std=[0.25]))
     assert "private-normalisation" not in codes(examine_data(splits, mean=[0.7], std=[0.9]))
 

@@ -139,7 +139,7 @@ def test_the_norm_that_kills_the_process_is_an_error_instead(size):
         command = [sys.executable, "-c", CRASH, kind, str(size)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    assert run("bare").returncode < 0  # a signal; if PyTorch has mended it, the guard can go
+    assert run("bare").returncode < 0  # a signal; if PyTorch has fixed it, the guard can go
     guarded = run("guarded")
     assert guarded.returncode == 0, guarded.stderr
     assert "crashing-norm" in guarded.stdout

@@ -260,4 +260,4 @@ def test_the_environment_names_the_path(monkeypatch):
 
 def test_a_library_of_another_version_is_not_called(monkeypatch):
     monkeypatch.setattr(library, "VERSION", library.VERSION + 1)
-    assert library._load.__wrapped__() is None
+    assert not library.available.__wrapped__()

@@ -11,7 +11,7 @@ from torch import nn
 from oracles import norm_of
 from sfumato.gradients import ClippedSum, clipped_sum
 from sfumato.gradients.piece import Materialised, weighted_sum
-from sfumato.training.head import HeadSum
+from sfumato.training.head import SoftmaxRegression
 
 CLIP = 1.0
 
@@ -101,7 +101,7 @@ def test_the_sum_of_a_piece_is_within_its_margin_whatever_the_order(units):
 def test_the_closed_form_adds_up_in_float64():
     rows = torch.ones(20_000, 4)
     targets = torch.zeros(20_000, dtype=torch.int64)
-    sums = HeadSum(rows, targets, num_classes=2)
+    sums = SoftmaxRegression(rows, targets, num_classes=2)
     weight, bias = torch.zeros(2, 4), torch.zeros(2)
     total = sums(weight, bias, clip_norm=0.1)
     assert total.gradients["weight"].dtype == torch.float64

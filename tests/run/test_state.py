@@ -54,16 +54,16 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(tmp_path, name):
     save_state(RunState.capture(model, average, optimizer, {"step": 3}), tmp_path)
     step_with(optimizer, model, 9)
 
-    twin = SmallNet()
-    fresh = getattr(torch.optim, name)(twin.parameters(), lr=0.01, **options)
-    mean = WeightAverage.start(twin, decay=0.9)
+    restored = SmallNet()
+    fresh = getattr(torch.optim, name)(restored.parameters(), lr=0.01, **options)
+    mean = WeightAverage.start(restored, decay=0.9)
     forgetful = SmallNet()
     state = load_state(tmp_path)
-    state.restore(twin, mean, fresh)
-    forgetful.load_state_dict(twin.state_dict())
-    step_with(fresh, twin, 9)
+    state.restore(restored, mean, fresh)
+    forgetful.load_state_dict(restored.state_dict())
+    step_with(fresh, restored, 9)
     assert state.values["step"] == 3
-    assert torch.equal(weights(twin), weights(model))
+    assert torch.equal(weights(restored), weights(model))
     assert mean.num_updates == 3
     assert all(torch.equal(mean.weights[key], value) for key, value in average.weights.items())
     step_with(getattr(torch.optim, name)(forgetful.parameters(), lr=0.01, **options), forgetful, 9)

@@ -14,7 +14,7 @@ from sfumato.bench.head import bench_head
 from sfumato.gradients.kernels import library
 from sfumato.randomness import SeededSource
 from sfumato.training import head
-from sfumato.training.head import HeadSum, private_mean
+from sfumato.training.head import SoftmaxRegression, private_mean
 
 
 def slow_sum(rows, targets, weight, bias, clip_norm):
@@ -52,7 +52,7 @@ def problem():
 
 def test_the_sum_is_that_of_autograd_row_by_row(problem):
     rows, targets, weight, bias = problem
-    total = HeadSum(rows, targets, num_classes=5)(weight, bias, clip_norm=0.7)
+    total = SoftmaxRegression(rows, targets, num_classes=5)(weight, bias, clip_norm=0.7)
     wanted, norms = slow_sum(rows, targets, weight, bias, 0.7)
     assert torch.allclose(total.norms, norms, rtol=1e-5)
     assert torch.allclose(total.gradients["weight"].double(), wanted[0], atol=1e-4)
@@ -69,7 +69,7 @@ def test_the_compiled_sum_is_that_of_pytorch(way, num_classes, length, monkeypat
     rows[5, 1], rows[9] = math.nan, 1e34
     targets = torch.randint(num_classes, (71,), generator=generator)
     weight = torch.randn(num_classes, length, generator=generator)
-    sums, bias = HeadSum(rows, targets, num_classes=num_classes), torch.ones(num_classes)
+    sums, bias = SoftmaxRegression(rows, targets, num_classes=num_classes), torch.ones(num_classes)
     batch = torch.randperm(71, generator=generator)[:50].sort().values
     for indices in (None, batch, batch[:3]):
         one = sums(weight, bias, clip_norm=2.0, indices=indices)
@@ -90,8 +90,8 @@ def test_the_compiled_sum_is_that_of_pytorch(way, num_classes, length, monkeypat
 def test_what_does_not_fit_is_refused_before_memory_is_touched(problem):
     rows, targets, weight, bias = problem
     with pytest.raises(ValueError, match="targets"):
-        HeadSum(rows, targets + 3, num_classes=5)
-    sums = HeadSum(rows, targets, num_classes=5)
+        SoftmaxRegression(rows, targets + 3, num_classes=5)
+    sums = SoftmaxRegression(rows, targets, num_classes=5)
     with pytest.raises(ValueError, match="do not fit"):
         sums(weight[:, :-1], bias, clip_norm=1.0)
     for wrong in (-1, 37):
@@ -104,16 +104,16 @@ def test_what_does_not_fit_is_refused_before_memory_is_touched(problem):
 
 def test_other_integers_and_a_transposed_weight_give_the_same_sum(problem):
     rows, targets, weight, bias = problem
-    wanted = HeadSum(rows, targets, num_classes=5)(weight, bias, clip_norm=0.7).gradients["weight"]
+    wanted = SoftmaxRegression(rows, targets, num_classes=5)(weight, bias, clip_norm=0.7).gradients["weight"]
     turned = weight.T.contiguous().T
-    few = HeadSum(rows, targets.int(), num_classes=5)
+    few = SoftmaxRegression(rows, targets.int(), num_classes=5)
     found = few(turned, bias, clip_norm=0.7, indices=torch.arange(37, dtype=torch.int32))
     assert torch.allclose(found.gradients["weight"], wanted, atol=1e-5)
 
 
 def test_a_batch_is_the_sum_over_its_units_alone(problem):
     rows, targets, weight, bias = problem
-    sums = HeadSum(rows, targets, num_classes=5)
+    sums = SoftmaxRegression(rows, targets, num_classes=5)
     first = sums(weight, bias, clip_norm=1.0, indices=torch.arange(0, 20))
     second = sums(weight, bias, clip_norm=1.0, indices=torch.arange(20, 37))
     whole = sums(weight, bias, clip_norm=1.0)
@@ -127,7 +127,7 @@ def test_a_batch_is_the_sum_over_its_units_alone(problem):
 @pytest.mark.parametrize("batch", [None, torch.arange(0, 37, 2)])
 def test_pieces_shared_among_workers_give_the_same_sum_and_every_row_once(problem, monkeypatch, batch):
     rows, targets, weight, bias = problem
-    sums = HeadSum(rows, targets, num_classes=5)
+    sums = SoftmaxRegression(rows, targets, num_classes=5)
     whole = sums(weight, bias, clip_norm=0.7, indices=batch)
     monkeypatch.setattr(head, "piece_rows", lambda _: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
@@ -151,7 +151,7 @@ def test_one_row_moves_the_sum_by_at_most_the_clip_norm(seed, exponent, clip_exp
     rows = torch.randn(6, 300, generator=generator) * 10.0**exponent
     targets = torch.randint(10, (6,), generator=generator)
     weight, bias = torch.randn(10, 300, generator=generator), torch.randn(10, generator=generator)
-    sums, chosen = HeadSum(rows, targets, num_classes=10), torch.tensor([0])
+    sums, chosen = SoftmaxRegression(rows, targets, num_classes=10), torch.tensor([0])
     moved = length(sums(weight, bias, clip_norm=clip, indices=chosen))
     assert moved <= clip
     raw = length(sums(weight, bias, clip_norm=1e35, indices=chosen))
@@ -162,9 +162,11 @@ def test_one_row_moves_the_sum_by_at_most_the_clip_norm(seed, exponent, clip_exp
 def test_a_row_too_long_for_exact_factors_counts_as_zero(monkeypatch):
     rows, targets = torch.full((1, 400), 3e36), torch.zeros(1, dtype=torch.int64)
     weight, bias = torch.zeros(2, 400), torch.zeros(2)
-    assert length(HeadSum(rows, targets, num_classes=2)(weight, bias, clip_norm=0.01)) == 0
+    assert length(SoftmaxRegression(rows, targets, num_classes=2)(weight, bias, clip_norm=0.01)) == 0
     monkeypatch.setattr(head, "_LARGEST_NORM", math.inf)
-    assert length(HeadSum(rows, targets, num_classes=2)(weight, bias, clip_norm=0.01)) > 0.01 * (1 + 1e-6)
+    assert length(SoftmaxRegression(rows, targets, num_classes=2)(weight, bias, clip_norm=0.01)) > 0.01 * (
+        1 + 1e-6
+    )
 
 
 def test_a_row_that_is_not_finite_counts_as_zero(problem):
@@ -172,11 +174,11 @@ def test_a_row_that_is_not_finite_counts_as_zero(problem):
     poisoned = rows.clone()
     poisoned[4, 2], poisoned[9, 0] = math.nan, math.inf
     kept = torch.tensor([i for i in range(37) if i not in (4, 9)])
-    clean = HeadSum(rows[kept], targets[kept], num_classes=5)(weight, bias, clip_norm=1.0)
-    total = HeadSum(poisoned, targets, num_classes=5)(weight, bias, clip_norm=1.0)
+    clean = SoftmaxRegression(rows[kept], targets[kept], num_classes=5)(weight, bias, clip_norm=1.0)
+    total = SoftmaxRegression(poisoned, targets, num_classes=5)(weight, bias, clip_norm=1.0)
     assert torch.allclose(total.gradients["weight"], clean.gradients["weight"], atol=1e-5)
     assert not torch.allclose(
-        HeadSum(rows, targets, num_classes=5)(weight, bias, clip_norm=1.0).gradients["weight"],
+        SoftmaxRegression(rows, targets, num_classes=5)(weight, bias, clip_norm=1.0).gradients["weight"],
         clean.gradients["weight"],
         atol=1e-5,
     )

@@ -22,7 +22,7 @@ from sfumato.accounting.events import (
     event_from_dict,
     event_to_dict,
     is_whole,
-    sampled,
+    without_selections,
 )
 from sfumato.accounting.groups import group_epsilon
 from sfumato.accounting.renyi import needs_rdp, rough_epsilon
@@ -50,9 +50,9 @@ __all__ = [
     "mu_gdp",
     "needs_rdp",
     "rough_epsilon",
-    "sampled",
     "solve_batch_size",
     "solve_noise_multiplier",
     "solve_num_steps",
     "trade_off",
+    "without_selections",
 ]

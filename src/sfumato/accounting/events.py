@@ -79,7 +79,7 @@ class Selection:
 Event = SampledGaussian | Selection
 
 
-def sampled(events: Iterable[Event]) -> tuple[SampledGaussian, ...]:
+def without_selections(events: Iterable[Event]) -> tuple[SampledGaussian, ...]:
     """The events as what they are where no search is among them; one inside a search cannot be counted."""
     found = []
     for event in events:
@@ -202,7 +202,7 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
             raise ConfigError(
                 "unknown-event", "a search lies inside a search.", fix="Update sfumato, or correct the file."
             )
-        parts = sampled(event_from_dict(one) for one in values["events"])
+        parts = without_selections(event_from_dict(one) for one in values["events"])
         shape = math.inf if values["shape"] == "poisson" else values["shape"]
         return Selection(events=parts, mean_runs=values["mean_runs"], shape=shape)
     if kind == "sampled-gaussian":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sfumato.accounting.events import Event, Neighbouring, SampledGaussian, sampled
+from sfumato.accounting.events import Event, Neighbouring, SampledGaussian, without_selections
 from sfumato.accounting.gaussian import GaussianCurve, exact_mu
 from sfumato.accounting.renyi import RenyiCurve, needs_rdp, renyi_curve, rough_epsilon
 from sfumato.errors import ConfigError
@@ -55,7 +55,7 @@ class PldAccountant:
         mu = exact_mu(events, neighbouring)
         if mu is not None:
             return GaussianCurve(mu)
-        steps = sampled(events)
+        steps = without_selections(events)
         if is_hopeless(steps, neighbouring):
             return renyi_curve(steps, neighbouring)
         return LossCurve(loss_distribution(steps, neighbouring))

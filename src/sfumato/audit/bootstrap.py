@@ -26,20 +26,20 @@ def bootstrap(
     An approximation for many scores and smooth statistics; with few scores, or at the edge of what the
     statistic can be, it is too narrow. It is never a bound of ε: use the bounds for that.
     """
-    miss = check_confidence(confidence)
-    inner, outer = check_scores(scores_in, scores_out)
+    failure_probability = check_confidence(confidence)
+    scores_in, scores_out = check_scores(scores_in, scores_out)
     if num_resamples < 1:
         raise ConfigError(
             "bad-resamples", f"num_resamples is {num_resamples}.", fix="Use at least 1, better 1,000."
         )
     random = np.random.default_rng(seed)
     values = [
-        statistic(random.choice(inner, len(inner)), random.choice(outer, len(outer)))
+        statistic(random.choice(scores_in, len(scores_in)), random.choice(scores_out, len(scores_out)))
         for _ in range(num_resamples)
     ]
-    lower, upper = np.quantile(values, [miss / 2, 1 - miss / 2])
+    lower, upper = np.quantile(values, [failure_probability / 2, 1 - failure_probability / 2])
     return Estimate(
-        value=float(statistic(inner, outer)),
+        value=float(statistic(scores_in, scores_out)),
         lower=float(lower),
         upper=float(upper),
         confidence=confidence,

@@ -150,13 +150,13 @@ def _choose(
     max_candidates: int | None,
     seed: int,
 ) -> tuple[ErrorBounds, int]:
-    inner, outer = check_scores(scores_in, scores_out)
+    scores_in, scores_out = check_scores(scores_in, scores_out)
     bounds = choose_threshold(
-        inner,
-        outer,
+        scores_in,
+        scores_out,
         objective,
         threshold=threshold,
-        miss=check_confidence(confidence),
+        failure_probability=check_confidence(confidence),
         max_candidates=max_candidates,
         seed=seed,
     )

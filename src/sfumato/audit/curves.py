@@ -70,11 +70,13 @@ class TprAtFpr:
 
 def roc_curve(scores_in: ArrayLike, scores_out: ArrayLike) -> RocCurve:
     """Every corner of the ROC curve."""
-    inner, outer = check_scores(scores_in, scores_out)
-    values = np.union1d(inner, outer)[::-1]
+    scores_in, scores_out = check_scores(scores_in, scores_out)
+    values = np.union1d(scores_in, scores_out)[::-1]
     thresholds = np.concatenate([[np.nextafter(values[0], np.inf)], values])
-    positives, negatives = count_errors(inner, outer, thresholds)
-    return RocCurve(fpr=positives / len(outer), tpr=1 - negatives / len(inner), thresholds=thresholds)
+    positives, negatives = count_errors(scores_in, scores_out, thresholds)
+    return RocCurve(
+        fpr=positives / len(scores_out), tpr=1 - negatives / len(scores_in), thresholds=thresholds
+    )
 
 
 def tpr_at_fpr(
@@ -85,25 +87,25 @@ def tpr_at_fpr(
     The threshold depends on ``scores_out`` alone, so the TPR's interval keeps its confidence. The FPR's bound
     is that of the order statistic: it holds although the threshold was chosen on these scores.
     """
-    miss = check_confidence(confidence)
-    inner, outer = check_scores(scores_in, scores_out)
+    failure_probability = check_confidence(confidence)
+    scores_in, scores_out = check_scores(scores_in, scores_out)
     if not 0 <= fpr <= 1:
         raise ConfigError(
             "bad-rate", f"fpr is {fpr}, but a rate is from 0 to 1.", fix="Use for example 0.01 or 0.001."
         )
-    allowed = math.floor(fpr * len(outer) * (1 + 1e-12))
-    descending = np.sort(outer)[::-1]
+    allowed = math.floor(fpr * len(scores_out) * (1 + 1e-12))
+    descending = np.sort(scores_out)[::-1]
     # Just above the first score that must not be reached; below everything if all may be.
-    lowest = min(descending[-1], inner.min())
-    threshold = lowest if allowed >= len(outer) else np.nextafter(descending[allowed], np.inf)
-    reached = int((inner >= threshold).sum())
-    low, high = rate_interval(reached, len(inner), miss)
+    lowest = min(descending[-1], scores_in.min())
+    threshold = lowest if allowed >= len(scores_out) else np.nextafter(descending[allowed], np.inf)
+    reached = int((scores_in >= threshold).sum())
+    low, high = rate_interval(reached, len(scores_in), failure_probability)
     return TprAtFpr(
         target_fpr=fpr,
         threshold=float(threshold),
-        fpr=float((outer >= threshold).mean()),
-        fpr_upper=rate_interval(min(allowed, len(outer)), len(outer), 2 * miss)[1],
-        tpr=reached / len(inner),
+        fpr=float((scores_out >= threshold).mean()),
+        fpr_upper=rate_interval(min(allowed, len(scores_out)), len(scores_out), 2 * failure_probability)[1],
+        tpr=reached / len(scores_in),
         tpr_lower=low,
         tpr_upper=high,
         confidence=confidence,
@@ -116,14 +118,14 @@ def auc(scores_in: ArrayLike, scores_out: ArrayLike, *, confidence: float = 0.95
     The interval is asymptotic. Where the estimate of its variance is 0 (full separation, constant scores, one
     score), or a side has fewer than 2 scores, it is Hoeffding's instead: wide, but right for every number.
     """
-    miss = check_confidence(confidence)
-    inner, outer = check_scores(scores_in, scores_out)
-    value, variance = _auc_and_variance(inner, outer)
+    failure_probability = check_confidence(confidence)
+    scores_in, scores_out = check_scores(scores_in, scores_out)
+    value, variance = _auc_and_variance(scores_in, scores_out)
     if variance > 0:
-        method, half_width = "delong", -float(ndtri(miss / 2)) * math.sqrt(variance)
+        method, half_width = "delong", -float(ndtri(failure_probability / 2)) * math.sqrt(variance)
     else:
-        fewer = min(len(inner), len(outer))
-        method, half_width = "hoeffding", math.sqrt(math.log(2 / miss) / (2 * fewer))
+        fewer = min(len(scores_in), len(scores_out))
+        method, half_width = "hoeffding", math.sqrt(math.log(2 / failure_probability) / (2 * fewer))
     return Estimate(
         value=value,
         lower=max(0.0, value - half_width),
@@ -133,16 +135,18 @@ def auc(scores_in: ArrayLike, scores_out: ArrayLike, *, confidence: float = 0.95
     )
 
 
-def _auc_and_variance(inner: Scores, outer: Scores) -> tuple[float, float]:
+def _auc_and_variance(scores_in: Scores, scores_out: Scores) -> tuple[float, float]:
     """Mann and Whitney's share of ordered pairs, and DeLong's variance of it from ranks; 0 if it has none."""
-    together = rankdata(np.concatenate([inner, outer]))
+    together = rankdata(np.concatenate([scores_in, scores_out]))
     # For each score the share of the other side that it beats.
-    beaten_by_in = (together[: len(inner)] - rankdata(inner)) / len(outer)
-    beaten_by_out = (together[len(inner) :] - rankdata(outer)) / len(inner)
+    beaten_by_in = (together[: len(scores_in)] - rankdata(scores_in)) / len(scores_out)
+    beaten_by_out = (together[len(scores_in) :] - rankdata(scores_out)) / len(scores_in)
     value = float(beaten_by_in.mean())
-    if min(len(inner), len(outer)) < 2:
+    if min(len(scores_in), len(scores_out)) < 2:
         return value, 0.0
-    return value, float(beaten_by_in.var(ddof=1) / len(inner) + beaten_by_out.var(ddof=1) / len(outer))
+    return value, float(
+        beaten_by_in.var(ddof=1) / len(scores_in) + beaten_by_out.var(ddof=1) / len(scores_out)
+    )
 
 
 def membership_advantage(
@@ -156,21 +160,21 @@ def membership_advantage(
     """TPR − FPR at a threshold given, or chosen on a random half of the scores and judged on the other.
 
     Guarantee: the interval holds the true advantage of that very test with at least ``confidence``
-    (Clopper-Pearson, half of the misses for each rate). Its upper end says nothing of a better attack.
+    (Clopper-Pearson, half of the failures for each rate). Its upper end says nothing of a better attack.
     """
-    miss = check_confidence(confidence)
-    inner, outer = check_scores(scores_in, scores_out)
+    failure_probability = check_confidence(confidence)
+    scores_in, scores_out = check_scores(scores_in, scores_out)
     bounds = choose_threshold(
-        inner,
-        outer,
+        scores_in,
+        scores_out,
         lambda fpr, fnr: 1 - fpr - fnr,
         threshold="split" if threshold is None else threshold,
-        miss=miss,
+        failure_probability=failure_probability,
         seed=seed,
     )
     positives, negatives = int(bounds.false_positives[0]), int(bounds.false_negatives[0])
-    fpr_low, fpr_high = rate_interval(positives, bounds.num_out, miss / 2)
-    fnr_low, fnr_high = rate_interval(negatives, bounds.num_in, miss / 2)
+    fpr_low, fpr_high = rate_interval(positives, bounds.num_out, failure_probability / 2)
+    fnr_low, fnr_high = rate_interval(negatives, bounds.num_in, failure_probability / 2)
     return Estimate(
         value=1 - negatives / bounds.num_in - positives / bounds.num_out,
         lower=1 - fnr_high - fpr_high,
@@ -190,10 +194,10 @@ def score_histogram(
     scores_in: ArrayLike, scores_out: ArrayLike, *, num_bins: int = 50
 ) -> dict[str, list[float]]:
     """Both sides counted in the same bins: ``edges`` (one more), ``num_in`` and ``num_out``."""
-    inner, outer = check_scores(scores_in, scores_out)
-    edges = np.histogram_bin_edges(np.concatenate([inner, outer]), bins=num_bins)
+    scores_in, scores_out = check_scores(scores_in, scores_out)
+    edges = np.histogram_bin_edges(np.concatenate([scores_in, scores_out]), bins=num_bins)
     return {
         "edges": edges.tolist(),
-        "num_in": np.histogram(inner, bins=edges)[0].tolist(),
-        "num_out": np.histogram(outer, bins=edges)[0].tolist(),
+        "num_in": np.histogram(scores_in, bins=edges)[0].tolist(),
+        "num_out": np.histogram(scores_out, bins=edges)[0].tolist(),
     }

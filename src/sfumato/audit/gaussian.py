@@ -30,11 +30,11 @@ def gaussian_scores_bound(
     nor for sampled batches. A ``known_stddev`` that the noise does not have falsifies the bound.
     """
     check_delta(delta)
-    miss = check_confidence(confidence)
-    inner, outer = check_scores(scores_in, scores_out, at_least=1 if known_stddev else 2)
+    failure_probability = check_confidence(confidence)
+    scores_in, scores_out = check_scores(scores_in, scores_out, at_least=1 if known_stddev else 2)
     # One standard error of the difference, in standard deviations of a score.
-    error = math.sqrt(1 / len(inner) + 1 / len(outer))
-    difference = float(inner.mean() - outer.mean())
+    error = math.sqrt(1 / len(scores_in) + 1 / len(scores_out))
+    difference = float(scores_in.mean() - scores_out.mean())
     if known_stddev is not None:
         if not (math.isfinite(known_stddev) and known_stddev > 0):
             raise ConfigError(
@@ -42,9 +42,9 @@ def gaussian_scores_bound(
                 f"known_stddev is {known_stddev}, but a standard deviation is finite and above 0.",
                 fix="Leave it out to estimate it from the scores.",
             )
-        mu = max(0.0, difference / known_stddev + error * float(ndtri(miss)))
+        mu = max(0.0, difference / known_stddev + error * float(ndtri(failure_probability)))
     else:
-        mu = error * _noncentrality_below(difference, error, inner, outer, miss)
+        mu = error * _noncentrality_below(difference, error, scores_in, scores_out, failure_probability)
     return Bound(
         method="gaussian-scores",
         epsilon=epsilon_of_mu(mu, delta),
@@ -54,8 +54,8 @@ def gaussian_scores_bound(
         mu=mu,
         threshold=None,
         threshold_choice="none",
-        num_in=len(inner),
-        num_out=len(outer),
+        num_in=len(scores_in),
+        num_out=len(scores_out),
         false_positive_rate=None,
         false_negative_rate=None,
         fpr_upper=None,
@@ -64,17 +64,19 @@ def gaussian_scores_bound(
 
 
 def _noncentrality_below(
-    difference: float, error: float, inner: np.ndarray, outer: np.ndarray, miss: float
+    difference: float, error: float, scores_in: np.ndarray, scores_out: np.ndarray, failure_probability: float
 ) -> float:
     """The largest noncentrality at which the observed t is still surprisingly large; at least 0."""
-    freedom = len(inner) + len(outer) - 2
-    squares = float(((inner - inner.mean()) ** 2).sum() + ((outer - outer.mean()) ** 2).sum())
+    freedom = len(scores_in) + len(scores_out) - 2
+    squares = float(
+        ((scores_in - scores_in.mean()) ** 2).sum() + ((scores_out - scores_out.mean()) ** 2).sum()
+    )
     if squares == 0 or difference <= 0:
         return 0.0  # scores without spread are no Gaussian: nothing can be said of their μ
     observed = difference / (error * math.sqrt(squares / freedom))
 
     def refuted(noncentrality: float) -> bool:
-        return 1 - nctdtr(freedom, noncentrality, observed) <= miss
+        return 1 - nctdtr(freedom, noncentrality, observed) <= failure_probability
 
     low, high = 0.0, observed
     if not refuted(0.0):
@@ -90,9 +92,9 @@ def gaussian_total_variation(scores_in: ArrayLike, scores_out: ArrayLike) -> flo
 
     Phase I of De et al. 2022 (appendix A.2) ranks canaries and settings by it. An estimate, not a bound.
     """
-    inner, outer = check_scores(scores_in, scores_out, at_least=2)
-    mean, other_mean = float(inner.mean()), float(outer.mean())
-    stddev, other_stddev = float(inner.std(ddof=1)), float(outer.std(ddof=1))
+    scores_in, scores_out = check_scores(scores_in, scores_out, at_least=2)
+    mean, other_mean = float(scores_in.mean()), float(scores_out.mean())
+    stddev, other_stddev = float(scores_in.std(ddof=1)), float(scores_out.std(ddof=1))
     if stddev == 0 or other_stddev == 0:  # a point against anything but itself
         return float(stddev != other_stddev or mean != other_mean)
     scale = max(stddev, other_stddev)

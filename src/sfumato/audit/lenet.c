@@ -1,25 +1,32 @@
 /* The convolutions of many LeNets, forward and backward, one row after another inside the first caches.
 
-   Called by lenet_kernel.py, which checks all sizes; lenet_passes.py has the same in PyTorch. A vector of 16
-   floats is what the compiler makes of it on the processor at hand. */
+   Called by lenet_kernel.py; lenet_windows.py has the same in PyTorch. A vector of 16 floats is what the
+   compiler makes of it for the instruction set at hand. As in gradients/kernels, each function takes a path,
+   returns a status, and writes nothing unless its arguments fit each other. */
 
-#include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#include "../gradients/kernels/checks.h"
+#include "../gradients/kernels/processor.h"
+
+#if defined(__clang__)
+#define UNROLLED _Pragma("clang loop unroll(full)") /* the sums stay in registers */
 #else
-#define FOR_EACH_PROCESSOR
+#define UNROLLED _Pragma("GCC unroll 25")
 #endif
-#define UNROLLED _Pragma("GCC unroll 25") /* the sums stay in registers */
 #define INLINE static inline __attribute__((always_inline))
+
+enum { LENET_VERSION = 1 }; /* one more whenever arguments change; lenet_kernel.py knows it too */
 
 enum { SIDE = 28, WIDE = 48, TALL = 32, OUT1 = 32, POOLED = 14, BAND = 84, OUT2 = 10, FILTERS1 = 6, LINE = 96 };
 enum { ACTIVE1 = FILTERS1 * SIDE * OUT1, HIDDEN1 = POOLED * BAND + 16, ACTIVE2 = 1600 };
 enum { KEPT = ACTIVE1 + HIDDEN1 + ACTIVE2 }; /* floats that a row leaves for its backward pass */
+enum { IMAGE = SIDE * SIDE, WEIGHT1 = FILTERS1 * 25, WEIGHT2 = 2400, TURNED2 = 2560, FEATURES = 400 };
 
 typedef float vector __attribute__((vector_size(64)));
-typedef int32_t integers __attribute__((vector_size(64)));
+typedef int32_t bits __attribute__((vector_size(64)));
+typedef float eight __attribute__((vector_size(32)));
+typedef float four __attribute__((vector_size(16)));
 
 INLINE vector load(const float *from) {
     vector v;
@@ -30,14 +37,17 @@ INLINE vector load(const float *from) {
 INLINE void store(float *to, vector v) { memcpy(to, &v, sizeof v); }
 
 INLINE float total(vector v) {
-    v += __builtin_shuffle(v, (integers){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-    v += __builtin_shuffle(v, (integers){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-    v += __builtin_shuffle(v, (integers){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
-    return v[0] + v[1];
+    eight halves[2];
+    four quarters[2];
+    memcpy(halves, &v, sizeof v);
+    halves[0] += halves[1];
+    memcpy(quarters, halves, sizeof quarters);
+    quarters[0] += quarters[1];
+    return (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
 }
 
-INLINE vector choose(integers mask, vector yes, vector no) {
-    return (vector)((mask & (integers)yes) | (~mask & (integers)no));
+INLINE vector choose(bits mask, vector yes, vector no) {
+    return (vector)((mask & (bits)yes) | (~mask & (bits)no));
 }
 
 /* 1 - 2 / (exp(2 x) + 1), exp by a polynomial on [-ln 2 / 2, ln 2 / 2]: absolute error below 3e-7. */
@@ -56,7 +66,7 @@ INLINE vector hyperbolic_tangent(vector x) {
     p = 0.5f + r * p;
     p = 1.0f + r * p;
     p = 1.0f + r * p;
-    const integers power = (__builtin_convertvector(whole, integers) + 127) << 23;
+    const bits power = (__builtin_convertvector(whole, bits) + 127) << 23;
     return 1.0f - 2.0f / (p * (vector)power + 1.0f);
 }
 
@@ -207,37 +217,118 @@ INLINE void first_filters(const float *padded, const float *active, const float 
 }
 
 /* images (., 28, 28); for each row its image and its model; weights (models, ...); features (rows, 400). */
-FOR_EACH_PROCESSOR
-void lenet_forward(int64_t rows, const float *images, const int64_t *image_of, const int64_t *model_of,
-                   const float *weight1, const float *bias1, const float *filters2, const float *bias2,
-                   float *kept, float *features) {
+struct forward {
+    struct floats images;
+    struct integers image_of, model_of;
+    struct floats weight1, bias1, filters2, bias2, kept, features;
+};
+
+/* turned2 (models, 5, 16, 32); kept and the gradient of features by row; results by unit: weight1 (units, 150),
+   filters2 (units, 5, 30, 16), ... */
+struct backward {
+    struct floats images;
+    struct integers image_of, model_of;
+    int64_t rows_of_unit;
+    struct floats turned2, kept, features, weight1, bias1, filters2, bias2;
+};
+
+INLINE void forward_rows(const struct forward *a) {
     float padded[TALL * WIDE];
-    for (int64_t row = 0; row < rows; row++) {
-        const int64_t model = model_of[row];
-        float *active1 = kept + row * KEPT, *hidden = active1 + ACTIVE1, *active2 = hidden + HIDDEN1;
-        pad_image(images + image_of[row] * SIDE * SIDE, padded);
-        first_forward(padded, weight1 + model * 150, bias1 + model * FILTERS1, active1);
+    for (int64_t row = 0; row < a->image_of.count; row++) {
+        const int64_t model = a->model_of.values[row];
+        float *active1 = a->kept.values + row * KEPT, *hidden = active1 + ACTIVE1;
+        float *active2 = hidden + HIDDEN1;
+        pad_image(a->images.values + a->image_of.values[row] * IMAGE, padded);
+        first_forward(padded, a->weight1.values + model * WEIGHT1, a->bias1.values + model * FILTERS1, active1);
         first_pool(active1, hidden);
-        second_forward(hidden, filters2 + model * 2400, bias2 + model * 16, active2);
-        second_pool(active2, features + row * 400);
+        second_forward(hidden, a->filters2.values + model * WEIGHT2, a->bias2.values + model * 16, active2);
+        second_pool(active2, a->features.values + row * FEATURES);
     }
 }
 
-/* Adds each row's gradients to those of its unit: weight1 (units, 150), filters2 (units, 5, 30, 16), ... */
-FOR_EACH_PROCESSOR
-void lenet_backward(int64_t rows, const float *images, const int64_t *image_of, const int64_t *model_of,
-                    int64_t rows_of_unit, const float *turned2, const float *kept, const float *features,
-                    float *weight1, float *bias1, float *filters2, float *bias2) {
+INLINE void backward_rows(const struct backward *a) {
     float padded[TALL * WIDE], sums[ACTIVE2], below[HIDDEN1 + 16], lines[POOLED][5][LINE] = {0};
-    for (int64_t row = 0; row < rows; row++) {
-        const int64_t unit = row / rows_of_unit;
-        const float *active1 = kept + row * KEPT, *hidden = active1 + ACTIVE1, *active2 = hidden + HIDDEN1;
-        second_unpool(features + row * 400, active2, sums, bias2 + unit * 16);
-        second_filters(hidden, sums, filters2 + unit * 2400);
-        second_backward(sums, turned2 + model_of[row] * 2560, lines, below);
-        pad_image(images + image_of[row] * SIDE * SIDE, padded);
-        first_filters(padded, active1, below, weight1 + unit * 150, bias1 + unit * FILTERS1);
+    for (int64_t row = 0; row < a->image_of.count; row++) {
+        const int64_t unit = row / a->rows_of_unit;
+        const float *active1 = a->kept.values + row * KEPT, *hidden = active1 + ACTIVE1;
+        second_unpool(a->features.values + row * FEATURES, hidden + HIDDEN1, sums, a->bias2.values + unit * 16);
+        second_filters(hidden, sums, a->filters2.values + unit * WEIGHT2);
+        second_backward(sums, a->turned2.values + a->model_of.values[row] * TURNED2, lines, below);
+        pad_image(a->images.values + a->image_of.values[row] * IMAGE, padded);
+        first_filters(padded, active1, below, a->weight1.values + unit * WEIGHT1,
+                      a->bias1.values + unit * FILTERS1);
     }
 }
 
-int32_t lenet_kept(void) { return KEPT; }
+/* Both passes by one instruction set; what they inline is compiled anew for each. */
+#define BY(path, TARGET)                                                                \
+    static TARGET void forward_##path(const struct forward *a) { forward_rows(a); } \
+    static TARGET void backward_##path(const struct backward *a) { backward_rows(a); }
+BY(baseline, ) /* of the processor family: on ARM with NEON */
+#if BUILDS_AVX
+BY(avx2, TARGET_AVX2)
+BY(avx512, TARGET_AVX512)
+#endif
+
+static enum status check_rows(struct floats images, struct integers image_of, struct integers model_of,
+                              int64_t models) {
+    const int64_t num_images = images.count / IMAGE;
+    REQUIRE(FITS(images, PRODUCT(num_images, IMAGE)));
+    REQUIRE(FITS(image_of, image_of.count));
+    REQUIRE(FITS(model_of, image_of.count));
+    REQUIRE(within(image_of, num_images));
+    REQUIRE(within(model_of, models));
+    return OK;
+}
+
+int32_t lenet_version(void) { return LENET_VERSION; }
+
+/* Numbers in a vector; -1: the path is not there, in this build or on this processor. */
+int32_t lenet_lanes(int32_t path) { return runs(path) ? (int32_t)(sizeof(vector) / sizeof(float)) : -1; }
+
+int32_t lenet_forward(int32_t path, struct floats images, struct integers image_of, struct integers model_of,
+                      struct floats weight1, struct floats bias1, struct floats filters2, struct floats bias2,
+                      struct floats kept, struct floats features) {
+    const int64_t rows = image_of.count, models = bias2.count / 16;
+    if (!runs(path)) return UNSUPPORTED;
+    REQUIRE(FITS(weight1, PRODUCT(models, WEIGHT1)));
+    REQUIRE(FITS(bias1, PRODUCT(models, FILTERS1)));
+    REQUIRE(FITS(filters2, PRODUCT(models, WEIGHT2)));
+    REQUIRE(FITS(bias2, PRODUCT(models, 16)));
+    REQUIRE(FITS(kept, PRODUCT(rows, KEPT)));
+    REQUIRE(FITS(features, PRODUCT(rows, FEATURES)));
+    REQUIRE(check_rows(images, image_of, model_of, models));
+    const struct forward arguments = {images, image_of, model_of, weight1, bias1, filters2,
+                                      bias2,  kept,     features};
+#if BUILDS_AVX
+    if (path == AVX2) return forward_avx2(&arguments), OK;
+    if (path == AVX512) return forward_avx512(&arguments), OK;
+#endif
+    return forward_baseline(&arguments), OK;
+}
+
+/* Adds each row's gradients to those of its unit, whose rows follow each other. */
+int32_t lenet_backward(int32_t path, struct floats images, struct integers image_of, struct integers model_of,
+                       int64_t rows_of_unit, struct floats turned2, struct floats kept, struct floats features,
+                       struct floats weight1, struct floats bias1, struct floats filters2,
+                       struct floats bias2) {
+    const int64_t rows = image_of.count, models = turned2.count / TURNED2;
+    if (!runs(path)) return UNSUPPORTED;
+    if (rows < 0 || rows_of_unit < 1 || rows % rows_of_unit != 0) return WRONG_SIZE;
+    const int64_t units = rows / rows_of_unit;
+    REQUIRE(FITS(turned2, PRODUCT(models, TURNED2)));
+    REQUIRE(FITS(kept, PRODUCT(rows, KEPT)));
+    REQUIRE(FITS(features, PRODUCT(rows, FEATURES)));
+    REQUIRE(FITS(weight1, PRODUCT(units, WEIGHT1)));
+    REQUIRE(FITS(bias1, PRODUCT(units, FILTERS1)));
+    REQUIRE(FITS(filters2, PRODUCT(units, WEIGHT2)));
+    REQUIRE(FITS(bias2, PRODUCT(units, 16)));
+    REQUIRE(check_rows(images, image_of, model_of, models));
+    const struct backward arguments = {images,   image_of, model_of, rows_of_unit, turned2, kept,
+                                       features, weight1,  bias1,    filters2,     bias2};
+#if BUILDS_AVX
+    if (path == AVX2) return backward_avx2(&arguments), OK;
+    if (path == AVX512) return backward_avx512(&arguments), OK;
+#endif
+    return backward_baseline(&arguments), OK;
+}

@@ -259,7 +259,9 @@ def _family_bound(
     audit: MechanismAudit, inner: Scores, outer: Scores, threshold: Threshold, miss: float
 ) -> tuple[float, float]:
     """ε, and the upper bound of the sum of both error rates that it comes from."""
-    bounds = choose_threshold(inner, outer, lambda fpr, fnr: -fpr - fnr, threshold=threshold, miss=miss)
+    bounds = choose_threshold(
+        inner, outer, lambda fpr, fnr: -fpr - fnr, threshold=threshold, failure_probability=miss
+    )
     errors = int(bounds.false_positives[0] + bounds.false_negatives[0])
     total = total_error_above(errors, bounds.num_in + bounds.num_out, miss)
     return refuted_epsilon(audit.plan, total), total

@@ -22,7 +22,8 @@ from sfumato.audit.scores import Scores, check_audit_delta, check_confidence, ch
 from sfumato.errors import ConfigError
 
 Sides = Literal["both", "in", "out"]
-CountBound = Callable[[int, int, int, float], float]  # canaries, guesses, correct, miss -> ε or μ
+# canaries, guesses, correct, failure probability -> ε or μ
+CountBound = Callable[[int, int, int, float], float]
 TOLERANCE = 1e-7
 
 
@@ -55,7 +56,7 @@ def one_run_bound(
 ) -> OneRunBound:
     """ε from below by Steinke et al. 2023.
 
-    ``num_guesses`` is one number fixed beforehand, or several (None: a grid) that divide the allowed misses,
+    ``num_guesses`` is one number fixed beforehand, or several (None: a grid) that divide the failures,
     so that the best may be taken. ``sides``, fixed beforehand too, says whether inclusions, exclusions or as
     many of both are guessed. Among tied scores the wrong guesses are counted first.
 
@@ -64,20 +65,20 @@ def one_run_bound(
     """
     check_audit_delta(delta)
 
-    def count_bound(canaries: int, guesses: int, correct: int, miss: float) -> float:
-        return one_run_epsilon(canaries, guesses, correct, delta=delta, confidence=1 - miss)
+    def count_bound(canaries: int, guesses: int, correct: int, failure_probability: float) -> float:
+        return one_run_epsilon(canaries, guesses, correct, delta=delta, confidence=1 - failure_probability)
 
-    game = _play(scores_in, scores_out, count_bound, confidence, num_guesses, sides)
+    best = _best_bound(scores_in, scores_out, count_bound, confidence, num_guesses, sides)
     return OneRunBound(
         method="one-run",
-        epsilon=game.value,
+        epsilon=best.value,
         delta=delta,
         confidence=confidence,
-        ceiling=game.ceiling,
+        ceiling=best.ceiling,
         mu=None,
-        num_canaries=game.num_canaries,
-        num_guesses=game.num_guesses,
-        num_correct=game.num_correct,
+        num_canaries=best.num_canaries,
+        num_guesses=best.num_guesses,
+        num_correct=best.num_correct,
     )
 
 
@@ -97,20 +98,20 @@ def one_run_gdp_bound(
     """
     check_delta(delta)
 
-    def count_bound(canaries: int, guesses: int, correct: int, miss: float) -> float:
-        return one_run_mu(canaries, guesses, correct, confidence=1 - miss)
+    def count_bound(canaries: int, guesses: int, correct: int, failure_probability: float) -> float:
+        return one_run_mu(canaries, guesses, correct, confidence=1 - failure_probability)
 
-    game = _play(scores_in, scores_out, count_bound, confidence, num_guesses, sides)
+    best = _best_bound(scores_in, scores_out, count_bound, confidence, num_guesses, sides)
     return OneRunBound(
         method="one-run-gdp",
-        epsilon=epsilon_of_mu(game.value, delta),
+        epsilon=epsilon_of_mu(best.value, delta),
         delta=delta,
         confidence=confidence,
-        ceiling=epsilon_of_mu(game.ceiling, delta),
-        mu=game.value,
-        num_canaries=game.num_canaries,
-        num_guesses=game.num_guesses,
-        num_correct=game.num_correct,
+        ceiling=epsilon_of_mu(best.ceiling, delta),
+        mu=best.value,
+        num_canaries=best.num_canaries,
+        num_guesses=best.num_guesses,
+        num_correct=best.num_correct,
     )
 
 
@@ -120,11 +121,11 @@ def one_run_epsilon(
 ) -> float:
     """The ε that so many correct guesses refute; 0 if none. The ceiling: ``num_correct=num_guesses``."""
     check_audit_delta(delta)
-    miss = check_confidence(confidence)
+    failure_probability = check_confidence(confidence)
     _check_counts(num_canaries, num_guesses, num_correct)
 
     def refuted(epsilon: float) -> bool:
-        return one_run_p_value(num_canaries, num_guesses, num_correct, epsilon, delta) <= miss
+        return one_run_p_value(num_canaries, num_guesses, num_correct, epsilon, delta) <= failure_probability
 
     return _largest(refuted)
 
@@ -165,17 +166,17 @@ def _log_binomials(number: int) -> NDArray[np.float64]:
 @lru_cache(maxsize=4096)
 def one_run_mu(num_canaries: int, num_guesses: int, num_correct: int, *, confidence: float = 0.95) -> float:
     """The μ of Gaussian DP that so many correct guesses refute; 0 if none."""
-    miss = check_confidence(confidence)
+    failure_probability = check_confidence(confidence)
     _check_counts(num_canaries, num_guesses, num_correct)
     if num_correct == 0:
         return 0.0
     low, high = 0.0, 8.0
-    while _gdp_refuted(num_canaries, num_guesses, num_correct, np.array([high]), miss)[0]:
+    while _gdp_refuted(num_canaries, num_guesses, num_correct, np.array([high]), failure_probability)[0]:
         low, high = high, 2 * high
     while high - low > TOLERANCE:
         # The recursion is over counts, so many μ cost hardly more than one.
         grid = np.linspace(low, high, 65)
-        refuted = _gdp_refuted(num_canaries, num_guesses, num_correct, grid, miss)
+        refuted = _gdp_refuted(num_canaries, num_guesses, num_correct, grid, failure_probability)
         if not refuted[0]:
             return 0.0  # only at low = 0: later grids begin at a refuted μ
         last = int(np.argmin(refuted)) - 1  # refuted μ come first, and the last of the grid never is
@@ -184,24 +185,26 @@ def one_run_mu(num_canaries: int, num_guesses: int, num_correct: int, *, confide
 
 
 def _gdp_refuted(
-    num_canaries: int, num_guesses: int, num_correct: int, mu: NDArray[np.float64], miss: float
+    num_canaries: int, num_guesses: int, num_correct: int, mu: NDArray[np.float64], failure_probability: float
 ) -> NDArray[np.bool_]:
-    """Whether P[correct ≥ v] > ``miss`` would be impossible under μ-GDP, for each μ."""
+    """Whether P[correct ≥ v] > ``failure_probability`` would be impossible under μ-GDP, for each μ."""
 
     def least_false(right: NDArray[np.float64]) -> NDArray[np.float64]:
         return ndtr(ndtri(np.minimum(right, 1.0)) - mu)
 
-    return curve_refuted(num_canaries, num_guesses, num_correct, np.full(mu.shape, miss), least_false)
+    return curve_refuted(
+        num_canaries, num_guesses, num_correct, np.full(mu.shape, failure_probability), least_false
+    )
 
 
 def curve_refuted(
     num_canaries: int,
     num_guesses: int,
     num_correct: int,
-    miss: NDArray[np.float64],
+    failure_probability: NDArray[np.float64],
     least_false: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> NDArray[np.bool_]:
-    """Whether P[correct ≥ v] > ``miss`` would be impossible under f-DP.
+    """Whether P[correct ≥ v] > ``failure_probability`` would be impossible under f-DP.
 
     ``least_false`` is the inverse of 1 − f: the least false positive rate of a test with this true positive
     rate. Arrays hold any number of curves, or one.
@@ -212,8 +215,8 @@ def curve_refuted(
     probability at lower counts; if the sum, g / m times a probability, passes g / m, it was false.
     """
     whole = num_guesses / num_canaries
-    right = miss * num_correct / num_canaries
-    wrong = miss * (num_guesses - num_correct) / num_canaries
+    right = failure_probability * num_correct / num_canaries
+    wrong = failure_probability * (num_guesses - num_correct) / num_canaries
     for count in range(num_correct - 1, -1, -1):
         forced = np.maximum(wrong, least_false(right))
         if np.array_equal(forced, wrong):
@@ -230,7 +233,7 @@ def guess_grid(num_canaries: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Game:
+class _BestGuess:
     value: float
     ceiling: float
     num_canaries: int
@@ -238,26 +241,26 @@ class _Game:
     num_correct: int
 
 
-def _play(
+def _best_bound(
     scores_in: ArrayLike,
     scores_out: ArrayLike,
     count_bound: CountBound,
     confidence: float,
     num_guesses: int | Sequence[int] | None,
     sides: Sides,
-) -> _Game:
-    """Guess, bound each number of guesses with its share of the misses, and take the best."""
-    miss = check_confidence(confidence)
-    inner, outer = check_scores(scores_in, scores_out, at_least=0)  # coins may all fall to one side
-    canaries = len(inner) + len(outer)
-    check_scores(np.concatenate([inner, outer]), np.zeros(1))
+) -> _BestGuess:
+    """Guess, bound each number of guesses with its share of the failures, and take the best."""
+    failure_probability = check_confidence(confidence)
+    scores_in, scores_out = check_scores(scores_in, scores_out, at_least=0)  # coins may all fall to one side
+    canaries = len(scores_in) + len(scores_out)
+    check_scores(np.concatenate([scores_in, scores_out]), np.zeros(1))
     numbers = guess_numbers(num_guesses, canaries)
-    share = miss / len(numbers)
-    correct = count_correct(inner, outer, numbers, sides)
+    share = failure_probability / len(numbers)
+    correct = count_correct(scores_in, scores_out, numbers, sides)
     values = [count_bound(canaries, n, right, share) for n, right in zip(numbers, correct, strict=True)]
     best = int(np.argmax(values))
     ceiling = max(count_bound(canaries, number, number, share) for number in numbers)
-    return _Game(values[best], ceiling, canaries, numbers[best], correct[best])
+    return _BestGuess(values[best], ceiling, canaries, numbers[best], correct[best])
 
 
 def guess_numbers(num_guesses: int | Sequence[int] | None, num_canaries: int) -> list[int]:
@@ -274,7 +277,7 @@ def guess_numbers(num_guesses: int | Sequence[int] | None, num_canaries: int) ->
     return numbers
 
 
-def count_correct(inner: Scores, outer: Scores, numbers: list[int], sides: Sides) -> list[int]:
+def count_correct(scores_in: Scores, scores_out: Scores, numbers: list[int], sides: Sides) -> list[int]:
     """Right guesses among the most extreme scores, for each number of guesses.
 
     Within a tie the wrong ones are counted first. Any rule that does not know who is a member does at least
@@ -286,9 +289,9 @@ def count_correct(inner: Scores, outer: Scores, numbers: list[int], sides: Sides
             f"sides is {sides!r}.",
             fix="Guess 'both', or only who is 'in', or 'out'.",
         )
-    members = np.arange(len(inner) + len(outer)) < len(inner)
+    members = np.arange(len(scores_in) + len(scores_out)) < len(scores_in)
     # Members come first among equals: wrong for whoever guesses from below, and last for those from above.
-    members = members[np.lexsort((~members, np.concatenate([inner, outer])))]
+    members = members[np.lexsort((~members, np.concatenate([scores_in, scores_out])))]
     in_above = np.concatenate([[0], np.cumsum(members[::-1])])
     out_below = np.concatenate([[0], np.cumsum(~members)])
     guessed_in = [{"both": (number + 1) // 2, "in": number, "out": 0}[sides] for number in numbers]

@@ -37,11 +37,11 @@ def one_run_plan_bound(
     steps = _steps_alone(plan)
     if steps.sampling_rate == 1:
         return one_run_gdp_bound(scores_in, scores_out, delta=steps.delta, confidence=confidence)
-    inner, outer = check_scores(scores_in, scores_out, at_least=0)
-    canaries = len(inner) + len(outer)
+    scores_in, scores_out = check_scores(scores_in, scores_out, at_least=0)
+    canaries = len(scores_in) + len(scores_out)
     numbers = guess_numbers(None, canaries)
     share = np.array([check_confidence(confidence) / len(numbers)])
-    correct = count_correct(inner, outer, numbers, "both")
+    correct = count_correct(scores_in, scores_out, numbers, "both")
 
     def number_that_refutes(noise_multiplier: float, right: Sequence[int]) -> int | None:
         least_false = _least_false(replace(steps, noise_multiplier=noise_multiplier))

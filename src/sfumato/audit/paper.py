@@ -99,8 +99,8 @@ class PaperAudit:
         """What is kept of this setting, in the order of training."""
         task = Task(phase=phase, epsilon=epsilon, setting=setting, member=True, count=0, number=0)
         column = list(CANARIES).index(setting.canary)
-        inner = self.store.losses(task.group)[:, column]
-        return -inner, -self.store.losses(replace(task, member=False).group)[:, column]
+        scores_in = self.store.losses(task.group)[:, column]
+        return -scores_in, -self.store.losses(replace(task, member=False).group)[:, column]
 
     def _total_variation(self, epsilon: float, setting: Setting) -> float:
         return gaussian_total_variation(*self.scores(1, epsilon, setting))

@@ -33,7 +33,7 @@ class Row:
     setting: Setting
     num_models: int  # a side, those that chose the threshold included
     lower_bound: float
-    lower_bound_of_all: float  # without held-out models: several thresholds that share the misses
+    lower_bound_of_all: float  # without held-out models: several thresholds that share the failures
     ceiling: float  # what an attack without an error would have shown with as many models
     confidence: float
     auc: float
@@ -61,14 +61,14 @@ def table_row(problem: Problem, epsilon: float, setting: Setting, scores: Scores
         return None
     held = max(2, round(HELD_OUT * size))
     chosen_on = scores[0][:held], scores[1][:held]
-    inner, outer = (side[held:size] for side in scores)
+    scores_in, scores_out = (side[held:size] for side in scores)
     threshold = _threshold(chosen_on, lambda fpr, fnr: epsilon_of_errors(fpr, fnr, problem.delta))
     bound = clopper_pearson_bound(
-        inner, outer, delta=problem.delta, confidence=CONFIDENCE, threshold=threshold
+        scores_in, scores_out, delta=problem.delta, confidence=CONFIDENCE, threshold=threshold
     )
     assert bound.ceiling is not None  # Clopper-Pearson bounds have one
     middle = _threshold(chosen_on, lambda fpr, fnr: 1 - fpr - fnr)
-    area = auc(inner, outer)
+    area = auc(scores_in, scores_out)
     return Row(
         epsilon=epsilon,
         delta=problem.delta,
@@ -86,7 +86,7 @@ def table_row(problem: Problem, epsilon: float, setting: Setting, scores: Scores
         confidence=CONFIDENCE,
         auc=area.value,
         auc_interval=(area.lower, area.upper),
-        advantage=membership_advantage(inner, outer, threshold=middle).value,
+        advantage=membership_advantage(scores_in, scores_out, threshold=middle).value,
         advantage_upper_bound=largest_advantage(epsilon, problem.delta),
         paper=PAPER_BOUNDS[problem.num_examples].get(int(epsilon)) if epsilon == int(epsilon) else None,
     )

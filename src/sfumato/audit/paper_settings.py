@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.data import DataSplits, ImageSet, load_data
+from sfumato.data import DataSplits, ImageSet, load_data, normalise
 from sfumato.data.augmentation import normalisation_for
 from sfumato.errors import ConfigError
 from sfumato.models import create_model
@@ -119,8 +119,6 @@ class Experiment:
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """All z as inputs without random views, and their labels: what models are asked about."""
-        from sfumato.data import normalise
-
         images = torch.cat([each.images for each in self.canaries.values()])
         labels = torch.cat([each.labels for each in self.canaries.values()])
         return normalise(images, self.views.mean, self.views.std), labels

@@ -29,14 +29,14 @@ def total_error(plan: Plan) -> float:
     return 1 - accounting.delta(plan.events(), epsilon=0.0, accountant=plan.accountant)
 
 
-def total_error_above(num_errors: float, num_scores: int, miss: float) -> float:
+def total_error_above(num_errors: float, num_scores: int, failure_probability: float) -> float:
     """An upper bound of the sum of both error rates, from all errors among as many scores of either side.
 
-    Guarantee: the true sum is larger with probability at most ``miss``, for ``miss`` up to 0.2. Of all pairs
-    of rates with one sum, equal ones make few errors most likely (Hoeffding 1956, theorem 5), so that both
-    sides count as one binomial of ``num_scores`` in all: sharper than a bound for each rate.
+    Guarantee: the true sum is larger with probability at most ``failure_probability``, which is up to 0.2. Of
+    all pairs of rates with one sum, equal ones make few errors most likely (Hoeffding 1956, theorem 5), so
+    that both sides count as one binomial of ``num_scores`` in all: sharper than a bound for each rate.
     """
-    return 2 * float(upper_rate(np.array([num_errors]), num_scores, miss)[0])
+    return 2 * float(upper_rate(np.array([num_errors]), num_scores, failure_probability)[0])
 
 
 def refuted_epsilon(plan: Plan, total: float) -> float:

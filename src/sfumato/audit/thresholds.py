@@ -5,7 +5,7 @@ than its confidence allows. Three choices keep the confidence:
 
 - a number, fixed before the scores were seen;
 - "split": chosen on a random half of the scores, judged on the other half;
-- "bonferroni": many candidates at once, each with its share of the allowed misses. They are order statistics
+- "bonferroni": many candidates at once, each with its share of the failures. They are order statistics
   at fixed ranks, so that their bounds hold although they come from the scores, and with ties too.
 """
 
@@ -39,7 +39,7 @@ class ErrorBounds:
     fnr_upper: NDArray[np.float64]
     num_in: int
     num_out: int
-    miss_each: float  # what each single rate's bound may miss
+    failure_each: float  # how often each single rate's bound may be wrong
 
     def best(self, objective: Objective) -> int:
         """Where the objective of (upper FPR, upper FNR) is largest."""
@@ -48,7 +48,8 @@ class ErrorBounds:
     def flawless(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The upper bounds of an attack without any error: no scores of this number can show less."""
         none = np.zeros(1)
-        return upper_rate(none, self.num_out, self.miss_each), upper_rate(none, self.num_in, self.miss_each)
+        each = self.failure_each
+        return upper_rate(none, self.num_out, each), upper_rate(none, self.num_in, each)
 
 
 def choose_threshold(
@@ -57,23 +58,24 @@ def choose_threshold(
     objective: Objective,
     *,
     threshold: Threshold,
-    miss: float,
+    failure_probability: float,
     max_candidates: int | None = MAX_CANDIDATES,
     seed: int = 0,
 ) -> ErrorBounds:
     """Error bounds at one threshold, or at several of which the best by ``objective`` may be taken.
 
-    Guarantee: all bounds hold together with probability at least 1 − ``miss``, whichever is taken.
+    Guarantee: all hold together with probability at least 1 − ``failure_probability``, whichever is taken.
     """
     if threshold == "bonferroni":
-        return simultaneous_bounds(scores_in, scores_out, miss, max_candidates)
+        return simultaneous_bounds(scores_in, scores_out, failure_probability, max_candidates)
     if threshold == "split":
         check_scores(scores_in, scores_out, at_least=2)
         random = np.random.default_rng(seed)
         (tried_in, judged_in), (tried_out, judged_out) = divide(scores_in, random), divide(scores_out, random)
         # By bounds that hold together: the luckiest of the extreme thresholds would not be lucky again.
-        tried = simultaneous_bounds(tried_in, tried_out, miss, MAX_TRIED)
-        return bounds_at(judged_in, judged_out, tried.thresholds[[tried.best(objective)]], miss)
+        tried = simultaneous_bounds(tried_in, tried_out, failure_probability, MAX_TRIED)
+        chosen = tried.thresholds[[tried.best(objective)]]
+        return bounds_at(judged_in, judged_out, chosen, failure_probability)
     if isinstance(threshold, str) or not np.isfinite(threshold):
         raise ConfigError(
             "bad-threshold",
@@ -81,14 +83,17 @@ def choose_threshold(
             why="A threshold that was chosen on the scores it is judged by makes the bound too high.",
             fix="Give a number only if it was fixed before these scores were seen.",
         )
-    return bounds_at(scores_in, scores_out, np.array([float(threshold)]), miss)
+    return bounds_at(scores_in, scores_out, np.array([float(threshold)]), failure_probability)
 
 
 def bounds_at(
-    scores_in: Scores, scores_out: Scores, thresholds: NDArray[np.float64], miss: float
+    scores_in: Scores, scores_out: Scores, thresholds: NDArray[np.float64], failure_probability: float
 ) -> ErrorBounds:
-    """Bounds at thresholds that do not depend on these scores; each pair holds with 1 − ``miss``."""
-    each = miss / 2
+    """Bounds at thresholds that do not depend on these scores.
+
+    Guarantee: each pair holds with probability 1 − ``failure_probability``.
+    """
+    each = failure_probability / 2
     positives, negatives = count_errors(scores_in, scores_out, thresholds)
     return ErrorBounds(
         thresholds=thresholds,
@@ -98,22 +103,26 @@ def bounds_at(
         fnr_upper=upper_rate(negatives, len(scores_in), each),
         num_in=len(scores_in),
         num_out=len(scores_out),
-        miss_each=each,
+        failure_each=each,
     )
 
 
 def simultaneous_bounds(
-    scores_in: Scores, scores_out: Scores, miss: float, max_candidates: int | None = MAX_CANDIDATES
+    scores_in: Scores,
+    scores_out: Scores,
+    failure_probability: float,
+    max_candidates: int | None = MAX_CANDIDATES,
 ) -> ErrorBounds:
-    """Bounds at order statistics of either side, all together with 1 − ``miss``; all ranks if None.
+    """Bounds at order statistics of either side; at all ranks if ``max_candidates`` is None.
 
-    Guarantee: a threshold just above the k-th highest score of one side has a true rate of at most the k-th
+    Guarantee: all hold together with probability 1 − ``failure_probability``.
+    A threshold just above the k-th highest score of one side has a true rate of at most the k-th
     smallest of n uniform variables, ties or not; its bound is Clopper-Pearson's for k − 1 of n. Seen from the
     other side, whose scores are independent, the threshold is fixed. The union bound does the rest.
     """
     from_out, from_in, ranks_out, ranks_in = order_statistics(scores_in, scores_out, max_candidates)
     thresholds = np.concatenate([from_out, from_in])
-    each = miss / (2 * len(thresholds))
+    each = failure_probability / (2 * len(thresholds))
     positives, negatives = count_errors(scores_in, scores_out, thresholds)
     split = len(from_out)
     # A tie at the order statistic makes fewer errors than its rank says: the rank is what is safe.
@@ -127,7 +136,7 @@ def simultaneous_bounds(
         fnr_upper=upper_rate(safe_negatives, len(scores_in), each),
         num_in=len(scores_in),
         num_out=len(scores_out),
-        miss_each=each,
+        failure_each=each,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from sfumato.training.head import HeadSum
+from sfumato.training.head import SoftmaxRegression
 
 
 def bench_head(
@@ -29,7 +29,7 @@ def bench_head(
     for piece in rows.split(65_536):
         piece.normal_(generator=generator).mul_(num_features**-0.5)
     targets = torch.randint(num_classes, (num_examples,), generator=generator)
-    sums = HeadSum(rows, targets, num_classes=num_classes)
+    sums = SoftmaxRegression(rows, targets, num_classes=num_classes)
     weight, bias = torch.randn(num_classes, num_features) * 0.1, torch.zeros(num_classes)
     indices = torch.randperm(num_examples, generator=generator)[:batch_size].sort().values
     square = torch.randn(2048, 2048)

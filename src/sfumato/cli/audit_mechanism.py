@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from sfumato.cli import echo_json
-from sfumato.cli.progress import duration
+from sfumato.cli.progress import CountLines
 
 if TYPE_CHECKING:
     from sfumato.audit.mechanism import MechanismResult
@@ -60,6 +60,7 @@ def command(
     where it was stopped. Exit code 1: more was found than is promised.
     """
     from sfumato.audit.mechanism import MechanismAudit, enough_repetitions, run_mechanism_audit
+    from sfumato.data.readers.decode import num_threads
 
     share = FULL_SHARE if sampling_rate == 1 else SAMPLED_SHARE
     audits = [
@@ -82,8 +83,8 @@ def command(
             audit,
             repetitions=repetitions or enough_repetitions(audit, share=share),
             scores=None if out is None else out / f"scores-{audit.epsilon:g}.jsonl",
-            workers=workers or len(os.sched_getaffinity(0)),
-            on_progress=_Lines(audit.epsilon, quiet=as_json),
+            workers=workers or num_threads(),
+            on_progress=partial(CountLines("pairs of trainings", quiet=as_json), f"ε = {audit.epsilon:g}"),
         )
         results.append(result)
         scores.append(sides["likelihood"])
@@ -129,22 +130,3 @@ def _echo(result: MechanismResult) -> None:
     )
     for violation in result.violations:
         click.secho(f"    VIOLATION  {violation}", fg="red", bold=True)
-
-
-class _Lines:
-    """A line every ten seconds: how far, how fast, how long still."""
-
-    def __init__(self, epsilon: float, *, quiet: bool) -> None:
-        self.epsilon, self.quiet = epsilon, quiet
-        self.began, self.last, self.first = 0.0, 0.0, 0
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if not self.began:  # starting processes takes its time, and is no measure of what is left
-            self.began, self.first, self.last = now, done, now
-        if self.quiet or (now - self.last < 10 and done < total):
-            return
-        self.last = now
-        speed = max(done - self.first, 1) / max(now - self.began, 1e-9)
-        left = duration((total - done) / speed)
-        click.echo(f"ε = {self.epsilon:g}   {done:,}/{total:,} pairs of trainings   {left} left", err=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from sfumato.cli import echo_json
-from sfumato.cli.progress import duration
+from sfumato.cli.progress import CountLines
 
 if TYPE_CHECKING:
     from sfumato.audit.paper import PaperAudit
@@ -65,6 +63,7 @@ def command(
     from sfumato.audit.paper import PaperAudit
     from sfumato.audit.paper_settings import PROBLEMS
     from sfumato.audit.paper_store import Header, Store
+    from sfumato.data.readers.decode import num_threads
 
     problem = PROBLEMS[int(size)]
     header = Header(num_examples=problem.num_examples, views=views, seed=seed, init_seed=init_seed)
@@ -74,11 +73,11 @@ def command(
         store=Store.open(out, header),
         seed=seed,
         init_seed=init_seed,
-        num_workers=workers or len(os.sched_getaffinity(0)),
+        num_workers=workers or num_threads(),
     )
     found = {}
     for epsilon in epsilons:
-        ranked = audit.phase_one(epsilon, progress=_Lines(quiet=as_json))
+        ranked = audit.phase_one(epsilon, progress=CountLines("models", quiet=as_json))
         found[epsilon] = ranked[0][0]
         if not as_json:
             click.echo(
@@ -87,7 +86,9 @@ def command(
     rows = []
     for target in range(_SLICE, models + _SLICE, _SLICE) if phase == "all" else ():
         for epsilon, setting in found.items():
-            audit.phase_two(epsilon, setting, min(target, models), progress=_Lines(quiet=as_json))
+            audit.phase_two(
+                epsilon, setting, min(target, models), progress=CountLines("models", quiet=as_json)
+            )
             rows = _write(audit, found, out, quiet=as_json)
     if as_json:
         settings = {f"{epsilon:g}": setting.as_dict() for epsilon, setting in found.items()}
@@ -107,18 +108,3 @@ def _write(audit: PaperAudit, found: dict[float, Setting], out: Path, *, quiet: 
     if not quiet:
         click.echo(table_text(rows))
     return rows
-
-
-class _Lines:
-    """A line every ten seconds: what is trained, how fast, and how long it will take."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self.quiet, self.began, self.last = quiet, time.monotonic(), 0.0
-
-    def __call__(self, group: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if self.quiet or (now - self.last < 10 and done < total):
-            return
-        self.last, speed = now, done / max(now - self.began, 1e-9)
-        left = duration((total - done) / speed)
-        click.echo(f"{group}   {done:,}/{total:,} models   {speed:.2f} models/s   {left} left", err=True)

@@ -92,7 +92,7 @@ def close(run_id: str, as_json: bool) -> None:
     from sfumato.ledger.ledger import Ledger
 
     with Ledger.open() as ledger:
-        known = [record.run_id for mark in ledger.datasets() for record in ledger.records(mark)]
+        known = [record.run_id for each in ledger.datasets() for record in ledger.records(each)]
         if run_id not in known:
             raise ConfigError(
                 "unknown-run", f"no run {run_id!r} is on record.", fix="See sfumato ledger show."
@@ -128,7 +128,9 @@ def import_command(folders: tuple[Path, ...], as_json: bool) -> None:
 def _find(ledger: Ledger, data: str, patient_from: str | None = None) -> tuple[str, dict[str, Any]]:
     """A data set on record, by the start of its fingerprint; or one to be loaded, with its description."""
     matches = [
-        (mark, name) for mark, name in ledger.datasets().items() if len(data) >= 6 and mark.startswith(data)
+        (fingerprint, name)
+        for fingerprint, name in ledger.datasets().items()
+        if len(data) >= 6 and fingerprint.startswith(data)
     ]
     if len(matches) == 1:
         return matches[0][0], {}

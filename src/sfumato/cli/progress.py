@@ -153,6 +153,29 @@ class Clock:
         return speed, (num_steps - step) / max(speed, 1e-9)
 
 
+class CountLines:
+    """A line every few seconds for work that is counted in ``things``; ``quiet`` shows none.
+
+    Speed is measured from the first call on: starting processes takes its time.
+    """
+
+    def __init__(self, things: str, *, quiet: bool) -> None:
+        self.things, self.quiet = things, quiet
+        self.clock: Clock | None = None
+        self.last_line = 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self.clock is None:
+            self.clock, self.last_line = Clock(done), now
+        if self.quiet or (now - self.last_line < _PLAIN_SECONDS and done < total):
+            return
+        self.last_line = now
+        speed, left = self.clock.speed_and_left(done, total)
+        counted = f"{done:,}/{total:,} {self.things}   {speed:.2f} {self.things}/s"
+        click.echo(f"{what}   {counted}   {duration(left)} left", err=True)
+
+
 def make_progress(*, quiet: bool = False) -> PlainProgress | LiveProgress:
     """What fits the place that standard error goes to; ``quiet`` for callers that read JSON."""
     return LiveProgress() if sys.stderr.isatty() and not quiet else PlainProgress(quiet=quiet)

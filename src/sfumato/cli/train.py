@@ -195,9 +195,9 @@ def echo_result(result: RunResult, *, as_json: bool) -> None:
     click.secho(f"Guarantee  {headline(privacy)}", fg=None if privacy["releasable"] else "red", bold=True)
     click.echo(f"\n{privacy['statement']}\n")
     click.echo(
-        f"Model      {folder / 'release'}   (may leave the house)"
+        f"Model      {folder / 'release'}   (may be published)"
         if privacy["releasable"]
-        else f"Model      {folder / 'release'}   (must NOT leave the house)"
+        else f"Model      {folder / 'release'}   (must NOT be published)"
     )
     click.echo(f"Report     {folder / 'report.html'}")
 

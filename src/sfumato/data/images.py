@@ -143,11 +143,6 @@ class DataSplits:
             return None
         return tuple(self.patient_names[number] for number in torch.unique(images.patients).tolist())
 
-    @property
-    def held_out(self) -> ImageSet | None:
-        """What accuracy is measured on: the test images, or the validation images if there are none."""
-        return self.test if self.test is not None else self.val
-
 
 def carve_validation(splits: DataSplits, *, fraction: float, public: bool = False) -> DataSplits:
     """Move about ``fraction`` of the training units (patients stay whole) into ``val``.

@@ -69,15 +69,17 @@ def _checked(model: nn.Module, inputs: Tensor, num_rows: int) -> list[Finding]:
     def gradients(rows: Tensor, tolerance: Tolerance) -> None:
         check_unit_gradients(model, rows, tolerance=tolerance)
 
-    _judge(outputs, model, inputs)
+    _check_with_tolerances(outputs, model, inputs)
     if any(value.requires_grad for value in model.parameters()):
         if not is_half(model, inputs):
             check_engine(model, rows_like(inputs, 2))
-        _judge(gradients, model, inputs)
+        _check_with_tolerances(gradients, model, inputs)
     return [*_frozen_statistics(model), *_random_draws(drawing)]
 
 
-def _judge(question: Callable[[Tensor, Tolerance], None], model: nn.Module, inputs: Tensor) -> None:
+def _check_with_tolerances(
+    question: Callable[[Tensor, Tolerance], None], model: nn.Module, inputs: Tensor
+) -> None:
     """Check with batches of several sizes; rounding, which differs between them, must not refuse a model.
 
     Guarantee: a model passes if it holds the strict tolerance in its own precision, or the loose one there

@@ -61,7 +61,7 @@ def examine_plan(plan: Plan) -> list[Finding]:
 
 
 def examine_surroundings() -> list[Finding]:
-    """Remote trackers that could carry losses, norms or private scores out of the house."""
+    """Remote trackers that could carry losses, norms or private scores to another machine."""
     return [
         Finding(
             severity="weak",

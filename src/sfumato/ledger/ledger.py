@@ -183,9 +183,10 @@ class Ledger:
 
         An image is in every data set that holds it; a patient also in those that only name the same patient.
         """
-        marks = self.related(fingerprint, unit=unit)
+        fingerprints = self.related(fingerprint, unit=unit)
         rows = self._connection.execute(
-            f"SELECT * FROM runs WHERE fingerprint IN ({','.join('?' * len(marks))}) ORDER BY rowid", marks
+            f"SELECT * FROM runs WHERE fingerprint IN ({','.join('?' * len(fingerprints))}) ORDER BY rowid",
+            fingerprints,
         )
         return [receipt_of(row).record for row in rows]
 
@@ -195,14 +196,12 @@ class Ledger:
         links_of_set = links.get(fingerprint)
         if links_of_set is None:
             return [fingerprint]
-        related = {
-            mark for mark, other in links.items() if mark == fingerprint or links_of_set.share_images(other)
-        }
+        related = {name for name, other in links.items() if links_of_set.share_images(other)} | {fingerprint}
         if unit == "patient":
-            related |= {mark for mark, other in links.items() if links_of_set.share_patients(other)}
-            unnamed = {mark for mark in self._with_patients() & links.keys() if not links[mark].has_patients}
+            related |= {name for name, other in links.items() if links_of_set.share_patients(other)}
+            unnamed = {name for name in self._with_patients() & links.keys() if not links[name].has_patients}
             related |= links.keys() if fingerprint in unnamed else unnamed
-        return [mark for mark in links if mark in related]
+        return [name for name in links if name in related]
 
     def unknown(self, fingerprint: str) -> list[str]:
         """Which of "images" and "patients" of a data set are not known: for them it counts with all others.

@@ -13,7 +13,7 @@ from sfumato.accounting import Accountant, Event, Neighbouring, Selection
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.noise_mechanisms import find_mechanism
 from sfumato.privacy.sampling_schemes import SCHEMES, Batches, Recorded, SamplingScheme, find_scheme
-from sfumato.privacy.statement import Statement, state
+from sfumato.privacy.statement import Statement, make_statement
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,7 +152,7 @@ class Plan:
         events: tuple[Event, ...] = (*self.extra_events, steps)
         if self.tuning_runs is None:
             return events
-        return (Selection(events=accounting.sampled(events), mean_runs=self.tuning_runs),)
+        return (Selection(events=accounting.without_selections(events), mean_runs=self.tuning_runs),)
 
     @cached_property
     def epsilon(self) -> float:
@@ -216,7 +216,7 @@ class Plan:
 
     def statement(self, *, releasable: bool = True, images_per_person: int | None = None) -> Statement:
         """The guarantee in whole sentences; ``images_per_person``: the most that any one person has."""
-        return state(self, releasable=releasable, images_per_person=images_per_person)
+        return make_statement(self, releasable=releasable, images_per_person=images_per_person)
 
     def as_dict(self) -> dict[str, object]:
         """All fields as JSON values."""

@@ -54,7 +54,7 @@ _NOT_RELEASABLE = (
 )
 
 
-def state(plan: Plan, *, releasable: bool, images_per_person: int | None) -> Statement:
+def make_statement(plan: Plan, *, releasable: bool, images_per_person: int | None) -> Statement:
     """Say what ``plan`` guarantees."""
     mu, kind = accounting.mu_gdp(plan.events(), delta=plan.delta, neighbouring=plan.neighbouring)
     misses = accounting.trade_off(

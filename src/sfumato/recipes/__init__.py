@@ -1,5 +1,5 @@
 """Recipes: every setting of a run in one file, those of the papers among them."""
 
-from sfumato.recipes.recipe import Recipe, load_recipe
+from sfumato.recipes.recipe import Recipe, load_recipe, with_settings
 
-__all__ = ["Recipe", "load_recipe"]
+__all__ = ["Recipe", "load_recipe", "with_settings"]

@@ -197,7 +197,7 @@ class PerformanceSettings:
     """[performance]: cannot change epsilon; may differ on resume."""
 
     microbatch_size: Positive | None = setting(None, "rows in memory at once; absent: from free memory")
-    device: str = setting("auto", "auto, cpu, cuda, cuda:1, mps")
+    device: str = setting("auto", "auto, cpu, cuda, cuda:1")
     save_every_seconds: NotNegative = setting(60.0, "time between saved states")
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from dataclasses import dataclass
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from sfumato.randomness import SeededSource, UnitRandomness
 from sfumato.run.prepare import Prepared
 from sfumato.training.fixed_rows import FeatureViews
 from sfumato.training.gradient_sums import clipped_total, plain_total
-from sfumato.training.head import HeadSum, piece_rows
+from sfumato.training.head import SoftmaxRegression, piece_rows
 from sfumato.training.inputs import Microbatch
 from sfumato.training.last_layer import LastLayerViews
 
@@ -41,8 +40,8 @@ def estimate(prepared: Prepared) -> Estimate:
     )
     rows_per_step = max(1, round(prepared.batch_size * images_per_unit * views))
     weights = sum(value.numel() * value.element_size() for value in prepared.model.parameters())
-    # weights, their average, the sum, its noise in double precision, and the optimizer's memory
-    memory = _peak_memory() + 8 * weights
+    # what is loaded; weights, their average, the sum, its noise in double precision, the optimizer's memory
+    memory = psutil.Process().memory_info().rss + 8 * weights
     if prepared.plan is not None and prepared.in_closed_form:
         head, features = _head_and_features(prepared)
         rows = min(_ROWS_TIMED, rows_per_step)
@@ -81,7 +80,7 @@ def _random_inputs(prepared: Prepared, rows: int) -> Tensor:
 
 def _head_seconds(head: nn.Linear, rows: int, *, clip_norm: float) -> float:
     features = torch.randn(rows, head.in_features)
-    sums = HeadSum(features, torch.arange(rows) % head.out_features, num_classes=head.out_features)
+    sums = SoftmaxRegression(features, torch.arange(rows) % head.out_features, num_classes=head.out_features)
     for _ in range(2):
         start = time.perf_counter()
         sums(head.weight.detach(), head.bias.detach(), clip_norm=clip_norm)
@@ -107,9 +106,3 @@ def _microbatch_seconds(prepared: Prepared, inputs: Tensor) -> float:
             clip_norm = prepared.plan.clip_norm
             clipped_total(prepared.model, [microbatch], clip_norm=clip_norm, randomness=randomness)
     return time.perf_counter() - start
-
-
-def _peak_memory() -> int:
-    """Bytes that this process has held at most so far: libraries and data."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -19,6 +19,7 @@ from sfumato.data import KNOWN_SETS, ImageSet
 from sfumato.errors import ConfigError
 from sfumato.features.cache import OnProgress, checksum, features_of, not_writable
 from sfumato.files import cache_home, put, workspace
+from sfumato.models import find_variant, list_feature_heads
 from sfumato.models.fixed_features import FeatureClassifier, FixedFeatures
 from sfumato.run.planning import delta_of
 from sfumato.training.fixed_rows import ROWS_AT_ONCE, FeatureViews
@@ -44,8 +45,6 @@ class FittedExtractor(Protocol):
 def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int) -> Recipe:
     """The recipe with what its images and its budget determine; unchanged if it has no [features]."""
     if recipe.features is None:
-        from sfumato.models import list_feature_heads
-
         if recipe.model.name in list_feature_heads():
             raise ConfigError(
                 "no-features-section",
@@ -120,8 +119,6 @@ def with_image_options(recipe: Recipe, images: ImageSet) -> Recipe:
     These are the image size; and ``mirror=False`` for known sets where a mirrored image may be of another
     class, such as digits.
     """
-    from sfumato.models import find_variant
-
     known = KNOWN_SETS.get(images.name)
     facts: dict[str, int | bool] = {"image_size": images.images.shape[-1]}
     if known is not None and not known.mirror:

@@ -1,6 +1,6 @@
 """The seam of the loop: whatever gives the clipped sum over the units of a step.
 
-``EngineSum`` is the gradient engine on images, with any loss and any clipping function; ``HeadGradients`` a
+``EngineSum`` is the gradient engine on images, with any loss and any clipping function; ``ClosedFormSum`` a
 linear head in closed form. Sums over the ranks of a process group or over many models at once fit here too.
 """
 
@@ -20,7 +20,7 @@ from sfumato.gradients.row_losses import row_losses
 from sfumato.models.fixed_features import FeatureClassifier
 from sfumato.randomness import UnitRandomness
 from sfumato.training.fixed_rows import ROWS_AT_ONCE, FeatureViews, in_closed_form
-from sfumato.training.head import HeadSum
+from sfumato.training.head import SoftmaxRegression
 from sfumato.training.inputs import Inputs, Microbatch, Units
 from sfumato.training.last_layer import LastLayerViews
 
@@ -81,14 +81,14 @@ class EngineSum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadGradients:
+class ClosedFormSum:
     """A linear head on fixed rows: the same sums in closed form, five times as fast as the engine.
 
     Build it with ``head_gradients`` when everything before the head is final: its rows are computed once.
     """
 
     head: nn.Linear
-    sums: HeadSum
+    sums: SoftmaxRegression
     clip_norm: float
     num_units: int
 
@@ -102,7 +102,7 @@ class HeadGradients:
 @torch.no_grad()
 def head_gradients(
     model: nn.Module, inputs: Inputs, units: Units, *, clip_norm: float
-) -> HeadGradients | None:
+) -> ClosedFormSum | None:
     """The closed form for ``model``, or None if it is not a linear head on fixed rows, each row a unit."""
     if not isinstance(inputs, FeatureViews | LastLayerViews) or not in_closed_form(model, inputs, units):
         return None
@@ -113,8 +113,8 @@ def head_gradients(
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             rows[part] = model.features(inputs.features[part])
-    sums = HeadSum(rows, units.data.labels, num_classes=head.out_features)
-    return HeadGradients(head=head, sums=sums, clip_norm=clip_norm, num_units=len(units))
+    sums = SoftmaxRegression(rows, units.data.labels, num_classes=head.out_features)
+    return ClosedFormSum(head=head, sums=sums, clip_norm=clip_norm, num_units=len(units))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ def private_mean(
     return (noisy["mean"] / num_units).float()
 
 
-class HeadSum:
+class SoftmaxRegression:
     """Clipped gradient sums of a softmax regression over fixed rows, each row a unit.
 
     What does not change from step to step is computed once.

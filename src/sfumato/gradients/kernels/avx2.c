@@ -4,7 +4,7 @@
 #include "loops.h"
 
 #if BUILDS_AVX
-#define TARGET __attribute__((target("avx2,fma,bmi,bmi2,lzcnt,movbe,f16c")))
+#define TARGET TARGET_AVX2
 #define LANES 8
 #define TALL 6
 #define BROAD 2

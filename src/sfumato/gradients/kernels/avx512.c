@@ -4,7 +4,7 @@
 #include "loops.h"
 
 #if BUILDS_AVX
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,bmi,bmi2,lzcnt,movbe,f16c")))
+#define TARGET TARGET_AVX512
 #define LANES 16
 #define TALL 6
 #define BROAD 4

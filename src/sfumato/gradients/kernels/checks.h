@@ -36,4 +36,11 @@ static inline enum status fits(const void *values, int64_t count, size_t item, i
     return (uintptr_t)values % item == 0 ? OK : MISALIGNED;
 }
 
+/* Whether all values are from 0 to below `end`. */
+static inline enum status within(struct integers values, int64_t end) {
+    for (int64_t i = 0; i < values.count; i++)
+        if (values.values[i] < 0 || values.values[i] >= end) return OUT_OF_RANGE;
+    return OK;
+}
+
 #endif

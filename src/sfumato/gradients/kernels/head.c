@@ -6,13 +6,6 @@
 #include "checks.h"
 #include "loops.h"
 
-/* Whether all values are from 0 to below `end`. */
-static enum status within(struct integers values, int64_t end) {
-    for (int64_t i = 0; i < values.count; i++)
-        if (values.values[i] < 0 || values.values[i] >= end) return OUT_OF_RANGE;
-    return OK;
-}
-
 /* total += part, and part is zero again. */
 static void empty_into(struct doubles total, float *part) {
     for (int64_t i = 0; i < total.count; i++) total.values[i] += part[i];

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -105,13 +105,10 @@ def array(tensor: Tensor) -> ctypes.Structure:
     return ARRAYS[tensor.dtype](tensor.data_ptr(), count)
 
 
+@cache
 def available() -> dict[str, Kernels]:
     """The kernels by every path that the build and the processor have, the best first."""
-    library = _load()
-    if library is None:
-        return {}
-    lanes = {path: library.kernels_lanes(number) for path, number in PATHS.items()}
-    return {path: Kernels(library, path, lanes[path]) for path in PATHS if lanes[path] >= 0}
+    return open_kernels(Path(__file__).with_name("_fused"), "kernels", VERSION, SIGNATURES)
 
 
 @cache
@@ -138,22 +135,29 @@ def kernels_for(*tensors: Tensor) -> Kernels | None:
     return None
 
 
-@cache
-def _load() -> ctypes.CDLL | None:
-    """The library with its functions declared; not a Python module: it neither needs nor touches Python."""
-    places = [Path(__file__).with_name(f"_fused{suffix}") for suffix in EXTENSION_SUFFIXES]
-    place = next((place for place in places if place.is_file()), None)
-    if place is None:
-        return None
+def open_kernels(
+    place: Path, prefix: str, version: int, signatures: Mapping[str, Sequence[type]]
+) -> dict[str, Kernels]:
+    """The functions of a library beside this package, by each path that is there; none where it is not.
+
+    ``place`` lacks the ending of a compiled extension. Not a Python module: it neither needs nor touches
+    Python. It tells its version and its paths by ``<prefix>_version`` and ``<prefix>_lanes``.
+    """
+    places = [place.with_name(place.name + suffix) for suffix in EXTENSION_SUFFIXES]
+    found = next((each for each in places if each.is_file()), None)
+    if found is None:
+        return {}
     try:
-        library = ctypes.CDLL(str(place))
-        library.kernels_version.argtypes, library.kernels_version.restype = [], c_int32
-        if library.kernels_version() != VERSION:
-            return None
-        library.kernels_lanes.argtypes, library.kernels_lanes.restype = [c_int32], c_int32
-        for name, arguments in SIGNATURES.items():
+        library = ctypes.CDLL(str(found))
+        asked, lanes_of = getattr(library, f"{prefix}_version"), getattr(library, f"{prefix}_lanes")
+        asked.argtypes, asked.restype = [], c_int32
+        lanes_of.argtypes, lanes_of.restype = [c_int32], c_int32
+        if asked() != version:
+            return {}
+        for name, arguments in signatures.items():
             function = getattr(library, name)
             function.argtypes, function.restype = [c_int32, *arguments], c_int32
     except (OSError, AttributeError):  # built elsewhere, or from an older source
-        return None
-    return library
+        return {}
+    lanes = {path: lanes_of(number) for path, number in PATHS.items()}
+    return {path: Kernels(library, path, lanes[path]) for path in PATHS if lanes[path] >= 0}

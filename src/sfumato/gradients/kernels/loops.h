@@ -5,16 +5,7 @@
 #include <stddef.h>
 
 #include "kernels.h"
-
-/* Which paths this compiler can build. Tiles need vectors as a type, which GCC and Clang have; on Windows
- * GCC does not align the stack for AVX, so there only plain C is built, whatever the compiler. */
-#if (defined(__GNUC__) || defined(__clang__)) && !defined(_WIN32)
-#if defined(__x86_64__)
-#define BUILDS_AVX 1
-#elif defined(__aarch64__)
-#define BUILDS_NEON 1
-#endif
-#endif
+#include "processor.h"
 
 /* Threads and reductions in vectors where the build has OpenMP; one thread, and the same sums, where not. */
 #if defined(_OPENMP)
