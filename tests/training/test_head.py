@@ -14,7 +14,6 @@ from sfumato.bench.head import bench_head
 from sfumato.gradients.kernels import library
 from sfumato.randomness import SeededSource
 from sfumato.training import head
-from sfumato.training import head
 from sfumato.training.head import HeadSum, private_mean
 
 
