@@ -1,16 +1,17 @@
 """What is added to a sum: each mechanism adds its noise, counts it, and says it in words.
 
-To add one: a class here and its row in ``MECHANISMS``.
+To add one: a class here and its row in ``MECHANISMS``, from which recipes and commands take their choices.
+An object of your own goes into ``Plan(mechanism=…)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from sfumato.accounting import SampledGaussian
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, PrivacyError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sfumato.randomness import RandomSource
 
 
+@runtime_checkable
 class NoiseMechanism(Protocol):
     """Noise of a stated scale on a sum of stated sensitivity."""
 
@@ -92,11 +94,24 @@ class DiscreteGaussian:
         )
 
 
+def check_sensitivity(sensitivity: float, clip_norm: float) -> None:
+    """Refuse a sum that one unit can move further than the plan's ``clip_norm``."""
+    if not 0 < sensitivity <= clip_norm:
+        raise PrivacyError(
+            "sensitivity-above-plan",
+            f"one unit can move this sum by {sensitivity}, but the plan allows {clip_norm}.",
+            why="The noise would be too small for what it has to hide.",
+            fix="Clip with the plan's clip_norm.",
+        )
+
+
 MECHANISMS: Mapping[str, NoiseMechanism] = {each.name: each for each in (Gaussian(), DiscreteGaussian())}
 
 
-def find_mechanism(mechanism: str) -> NoiseMechanism:
-    """The mechanism of this name."""
+def find_mechanism(mechanism: str | NoiseMechanism) -> NoiseMechanism:
+    """The mechanism of this name, or the object itself."""
+    if isinstance(mechanism, NoiseMechanism):
+        return mechanism
     if mechanism not in MECHANISMS:
         raise ConfigError(
             "unknown-choice", f"mechanism is {mechanism!r}.", fix=f"Use one of: {', '.join(MECHANISMS)}."

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from sfumato.accounting import check_budget, check_delta
 from sfumato.errors import ConfigError, did_you_mean
+from sfumato.recipes.choices import AccountantName, MechanismName, SchemeName
 from sfumato.recipes.families import member_index, member_table
 from sfumato.recipes.reference import ReferenceSettings
 from sfumato.recipes.settings import (
@@ -101,13 +102,13 @@ class PrivacySettings:
     clip_norm: AboveZero = setting(1.0, "bound on the norm of one unit's gradient")
     unit: Literal["image", "patient"] = setting("image", "what one guarantee protects")
     max_images_per_patient: Positive = setting(4, "images taken of one patient in one step, at random")
-    accountant: Literal["pld", "rdp"] = setting("pld", "how epsilon is computed")
+    accountant: AccountantName = setting("pld", "how epsilon is computed")
     neighbouring: Literal["add-or-remove", "replace-one"] = setting("add-or-remove", "what neighbours are")
     clipping: Literal["flat", "automatic", "per-layer"] = setting(
         "flat", "how: one norm over all; normalised (Bu et al. 2022); each layer to its share"
     )
-    sampling: Literal["poisson", "full"] = setting("poisson", "full: every unit in every step")
-    mechanism: Literal["gaussian", "discrete-gaussian"] = setting("gaussian", "the kind of noise")
+    sampling: SchemeName = setting("poisson", "full: every unit in every step")
+    mechanism: MechanismName = setting("gaussian", "the kind of noise")
     tuning_runs: Annotated[float, Meta(ge=1)] | None = setting(
         None, "mean number of runs of a counted search"
     )
