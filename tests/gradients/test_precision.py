@@ -10,7 +10,8 @@ from torch import nn
 
 from oracles import norm_of
 from sfumato.gradients import ClippedSum, clipped_sum
-from sfumato.gradients.piece import Materialised, weighted_sum
+from sfumato.gradients.piece import UNITS_PER_CALL, Materialised, weighted_sum
+from sfumato.gradients.segments import segments_of
 from sfumato.training.head import SoftmaxRegression
 
 CLIP = 1.0
@@ -115,3 +116,40 @@ def test_the_closed_form_adds_up_in_float64():
     ]
     assert lost < 0.1 * 0.1
     assert abs(in_float32 - exact["weight"][0, 0].item()) > 3 * lost  # control: one coordinate alone
+
+
+def largest_rounding(layer: nn.Module, shape: tuple[int, ...], strategy: str, units: int) -> float:
+    """How far the sum of equal units, which all round alike, lies from the exact one, in clip norms."""
+    model, clip_norm, lost = nn.Sequential(layer, nn.Flatten()), 0.3, 0.0
+    layer.weight.data.zero_()
+    options = {"clip_norm": clip_norm, "microbatch_size": units, "choices": Forced(wanted=strategy)}
+    for value in torch.linspace(0.51, 0.999, 6).tolist():
+        rows, targets = torch.full((units, *shape), value), torch.zeros(units, dtype=torch.int64)
+        whole = clipped_sum(model, rows, targets, **options).gradients["0.weight"]
+        one = clipped_sum(model, rows[:1], targets[:1], **options).gradients["0.weight"]
+        lost = max(lost, (whole - units * one).norm().item() / clip_norm)
+    return lost
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "strategy"),
+    [
+        (nn.Linear(16, 2, bias=False), (16,), "outer"),
+        (nn.Linear(16, 2, bias=False), (2, 16), "gram"),
+        (nn.Conv2d(8, 2, 1, bias=False), (8, 1, 1), "gram"),
+    ],
+    ids=["linear outer", "linear gram", "convolution gram"],
+)
+def test_a_microbatch_of_thousands_is_added_a_few_at_a_time(layer, shape, strategy, monkeypatch):
+    units = 4096
+    allowed = units * UNITS_PER_CALL * 2.0**-24 / 2
+    assert largest_rounding(layer, shape, strategy, units) < allowed
+    monkeypatch.setattr("sfumato.gradients.piece.UNITS_PER_CALL", units)  # control: all of them in one call
+    assert largest_rounding(layer, shape, strategy, units) > allowed
+
+
+def test_parts_are_whole_units_in_their_order():
+    segments = segments_of(torch.tensor([1, 1, 2, 3, 3]))
+    assert segments.parts(2) == [slice(0, 2), slice(2, 7), slice(7, 10)]
+    assert segments.parts(5) == [slice(0, 10)]
+    assert segments.parts(9) == [slice(0, 10)]

@@ -204,6 +204,23 @@ def test_a_patient_with_many_images_moves_the_mean_no_further_than_one_with_one(
     assert private_mean(rows, noise_multiplier=1e-4, source=SeededSource(1))[0].item() > 0.9
 
 
+@pytest.mark.parametrize("images", [1, 3, 7, 10, 41, 97])
+def test_no_rounding_lets_a_patients_rows_add_up_to_more_than_one(images, monkeypatch):
+    sums = []
+    monkeypatch.setattr(head, "add_noise", lambda values, **_: sums.append(values["mean"]) or values)
+    units = torch.zeros(images, dtype=torch.int64)
+    for row in ([1.0, 0.0], [0.6, 0.8], [3.0, 4.0], [0.1, 30.0]):
+        private_mean(
+            torch.tensor([row] * images), noise_multiplier=1.0, source=SeededSource(1), unit_index=units
+        )
+    assert all(1 - 1e-6 < total.norm().item() <= 1 for total in sums)
+
+
+def test_shares_in_float32_would_add_up_to_more_than_one():
+    """Control: three times a third of float32 is above 1, and so is that of other numbers."""
+    assert (3 * (1 / torch.tensor(3.0)).double()).item() > 1
+
+
 def test_the_bench_says_what_limits_it_and_how_near_it_comes():
     few = bench_head(num_examples=3000, num_features=512, num_classes=2, batch_size=2000, rounds=1)
     many = bench_head(num_examples=300, num_features=64, num_classes=2000, batch_size=300, rounds=1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sfumato.gradients.operands import Convolution, Geometry, pad, weight_gradient
-from sfumato.gradients.piece import gram_norms, scaled_operands
+from sfumato.gradients.piece import gram_norms, summed_by_parts
 
 GRAM_VALUES = 1_000_000
 
@@ -95,10 +95,12 @@ def gram_pays(conv: Convolution) -> bool:
 
 
 def deferred_sum(conv: Convolution) -> Callable[[Tensor], Tensor]:
-    """The clipped sum as one ordinary weight gradient, rows scaled by their units' factors."""
+    """The clipped sum as ordinary weight gradients, rows scaled by their units' factors."""
+
+    def product(inputs: Tensor, scaled: Tensor) -> Tensor:
+        return weight_gradient(inputs, scaled, conv.weight.to(scaled.dtype), conv.geometry)
 
     def form_sum(factors: Tensor) -> Tensor:
-        inputs, scaled = scaled_operands(conv.inputs, conv.gradients, conv.segments.per_row(factors))
-        return weight_gradient(inputs, scaled, conv.weight.to(scaled.dtype), conv.geometry)
+        return summed_by_parts(product, conv.inputs, conv.gradients, conv.segments, factors)
 
     return form_sum

@@ -15,8 +15,8 @@ from sfumato.gradients.piece import (
     Materialised,
     Piece,
     gram_norms,
-    scaled_operands,
     squared_norms,
+    summed_by_parts,
     working_dtype,
     zero_where_dropped,
 )
@@ -46,8 +46,9 @@ def linear_rule(call: Call) -> list[Strategy]:
         return {**bias(), "weight": Materialised(torch.cat(parts))}
 
     def form_sum(factors: Tensor) -> Tensor:
-        inputs, scaled = scaled_operands(x, g, segments.per_row(factors))
-        return scaled.flatten(0, 1).t() @ inputs.flatten(0, 1)
+        return summed_by_parts(
+            lambda xs, gs: gs.flatten(0, 1).t() @ xs.flatten(0, 1), x, g, segments, factors
+        )
 
     def by_outer() -> dict[str, Piece]:
         # float64 before the product: a tiny g, squared, would vanish beside a huge x
@@ -97,7 +98,8 @@ def embedding_rule(call: Call) -> list[Strategy]:
     def form_sum(factors: Tensor) -> Tensor:
         per_row = segments.per_row(factors)
         scaled = zero_where_dropped(g * per_row.to(g.dtype)[:, None, None], per_row)
-        return g.new_zeros(entries, g.shape[2]).index_add_(0, tokens.flatten(), scaled.flatten(0, 1))
+        total = g.new_zeros(entries, g.shape[2], dtype=torch.float64)
+        return total.index_add_(0, tokens.flatten(), scaled.flatten(0, 1).double())
 
     def by_gram() -> dict[str, Piece]:
         norms = []

@@ -6,6 +6,7 @@ what its strategy needs: the units' gradients themselves, or the layer's inputs 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from sfumato.gradients.segments import Segments
 from sfumato.gradients.shapes import Float, Float64, Shaped
 
 ROUNDING_GUARD = 256  # how much larger than rounding a Gram norm must be to be taken as it is
 UNITS_AT_ONCE = 8  # units whose gradients are added in the working precision; such sums are added in float64
+UNITS_PER_CALL = 128  # the same where one library call forms the sum
 LARGEST_INPUT = 1e15  # times a step of float32's subnormal numbers, 1e-45: nothing beside any clip norm
 BLOCK = 4096  # values whose squares are added in the tensor's own precision; blocks are added in float64
 
@@ -146,6 +149,22 @@ def weighted_sum(
         chunk, weights = flat[start : start + UNITS_AT_ONCE], factors[start : start + UNITS_AT_ONCE]
         total += weights.to(dtype) @ zero_where_dropped(chunk.to(dtype), weights)
     return total.view(gradients.shape[1:])
+
+
+def summed_by_parts(
+    product: Callable[[Tensor, Tensor], Tensor], x: Tensor, g: Tensor, segments: Segments, factors: Tensor
+) -> Tensor:
+    """Sum over units of factor * gradient, where ``product(x, g)`` sums the gradients of rows in one call.
+
+    Guarantee: no call adds more than UNITS_PER_CALL units in the working precision, whatever the microbatch;
+    their sums are added in float64. Of n units of norm C all calls together may lose n * UNITS_PER_CALL / 2
+    roundings of C.
+    """
+    inputs, scaled = scaled_operands(x, g, segments.per_row(factors))
+    if segments.num_units <= UNITS_PER_CALL:
+        return product(inputs, scaled)
+    sums = (product(inputs[rows], scaled[rows]).double() for rows in segments.parts(UNITS_PER_CALL))
+    return functools.reduce(torch.Tensor.add_, sums)
 
 
 def scaled_operands(x: Tensor, g: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sfumato.randomness import RandomSource, UnitRandomness
     from sfumato.recipes.recipe import FeatureSettings
 
-ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 4096  # of one pass; the engine adds no more than piece.UNITS_PER_CALL in one call
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,13 @@ from torch.nn import functional as F
 from sfumato.features.workers import one_per_core
 from sfumato.gradients import ClippedSum
 from sfumato.gradients.kernels import head_sums, offers_head_sums
+from sfumato.gradients.piece import UNITS_PER_CALL
 from sfumato.noise import add_noise
 from sfumato.randomness import RandomSource
 
 ROUNDING = 1e-6  # relative room for the rounding of one row's factor and product
-ROWS_AT_ONCE = 128  # added in float32, and their sums in float64; compiled code has the same number
+ROWS_AT_ONCE = UNITS_PER_CALL  # added in float32, their sums in float64; compiled code has the same number
+_MEAN_ROUNDING = 1e-9  # the same in float64, for rows of up to a million values
 _LARGEST_NORM = 1e30  # of a row that counts, at a clip norm of 1 or more
 _TOTAL_BYTES = 1 << 20  # of the float64 total that are added to together
 _PIECE_BYTES = 4 << 20  # of features per piece: read from memory once, used twice
@@ -38,12 +40,15 @@ def private_mean(
     """
     size = piece_rows(features.shape[1])
     num_units = len(features) if unit_index is None else int(unit_index.max()) + 1
-    weights = torch.ones(len(features)) if unit_index is None else 1 / torch.bincount(unit_index)[unit_index]
+    # a little below 1 / rows, so that no rounding lets a unit's rows add up to more than 1
+    shares = torch.full((len(features),), 1 - _MEAN_ROUNDING, dtype=torch.float64)
+    if unit_index is not None:
+        shares /= torch.bincount(unit_index)[unit_index]
     total = torch.zeros(features.shape[1], dtype=torch.float64)
     for start in range(0, len(features), size):
         rows = features[start : start + size].double()
         norms = torch.linalg.vector_norm(rows, dim=1)
-        factors = torch.where(norms.isfinite(), weights[start : start + size] / norms.clamp_min(1.0), 0.0)
+        factors = torch.where(norms.isfinite(), shares[start : start + size] / norms.clamp_min(1.0), 0.0)
         total += factors @ torch.where(norms.isfinite()[:, None], rows, 0.0)
     noisy = add_noise({"mean": total}, stddev=noise_multiplier, source=source, step=0, purpose="mean")
     return (noisy["mean"] / num_units).float()
@@ -69,8 +74,8 @@ class SoftmaxRegression:
 
         Guarantee: each row's factor times its norm is at most ``clip_norm``; norms in float64, factors
         rounded down; a row that is not finite, or longer than 1e30 times a ``clip_norm`` below 1, counts
-        as zero. Adding up may move the sum by ROWS_AT_ONCE**2 * 2**-24 clip norms more, 1e-3, if the rows
-        are made for it, and by less than 1e-6 otherwise; however many rows there are.
+        as zero. Adding up may move the sum by ROWS_AT_ONCE**2 * 2**-24 clip norms more, 1e-3, for each
+        ROWS_AT_ONCE rows, if all of them are made for it, and by less than 1e-6 otherwise.
         """
         if weight.shape != (self.num_classes, self.rows.shape[1]) or bias.shape != (self.num_classes,):
             raise ValueError(f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} do not fit the rows")
