@@ -36,3 +36,47 @@ def patient_shares_in_float32(patch: MonkeyPatch) -> None:
         "shares /= torch.bincount(unit_index)[unit_index]",
         "shares = 1 / torch.bincount(unit_index)[unit_index]",
     )
+
+
+COUNTED = f"{COMPONENTS}::test_a_file_counts_what_the_component_itself_counted"
+CAPPED = f"{COMPONENTS}::test_the_ledger_holds_a_component_of_ones_own_to_its_cap"
+
+
+@fault("record-counts-by-the-rate", tests=(COUNTED, CAPPED))
+def record_counts_by_the_rate(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.privacy.records:RecordedScheme.event",
+        "return replace(self.recorded_event, num_steps=num_steps * self.recorded_event.num_steps)",
+        "return replace(release, sampling_rate=self.rate, num_steps=num_steps)",
+    )
+
+
+@fault("record-counts-noise-by-its-deviation", tests=(COUNTED, CAPPED))
+def record_counts_noise_by_its_deviation(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.privacy.records:RecordedMechanism.event",
+        "return self.release",
+        "return replace(self.release, noise_multiplier=noise_multiplier)",
+    )
+
+
+@fault("record-by-the-first-step", tests=(COUNTED,))
+def record_by_the_first_step(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.privacy.records:record_scheme",
+        "one if per_step else event(num_steps)",
+        "one",
+    )
+
+
+@fault("record-stands-for-other-plans", tests=(f"{COMPONENTS}::test_a_record_stands_for_no_other_plan",))
+def record_stands_for_other_plans(patch: MonkeyPatch) -> None:
+    rewrite(
+        patch,
+        "sfumato.privacy.records:RecordedScheme.event",
+        "if release != self.release or num_steps > self.num_steps:",
+        "if False:",
+    )

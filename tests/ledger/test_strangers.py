@@ -25,6 +25,8 @@ EVENT = {
     "discrete": False,
 }
 SEARCH = {"kind": "selection", "events": [EVENT], "mean_runs": 5.0, "shape": 1.0}
+SCHEME = {"name": "x", "rate": 0.1, "text": "each", "release": EVENT, "event": EVENT, "per_step": True}
+SCHEME["num_steps"] = 10**6
 HOSTILE_PLANS = {
     "noise underflows": {"noise_multiplier": 1e-200},
     "noise overflows": {"noise_multiplier": 1e300},
@@ -39,7 +41,13 @@ HOSTILE_PLANS = {
     "discrete noise under pld": {"extra_events": [{**EVENT, "discrete": True}]},
     "a search in a search": {"extra_events": [{**SEARCH, "events": [SEARCH]}], "accountant": "rdp"},
     "a search without end": {"tuning_runs": 1e308, "accountant": "rdp"},
-    "a scheme without words": {"sampling": {"name": "x", "rate": 0.1, "text": 5}},
+    "a scheme without an event": {"sampling": {"name": "x", "rate": 0.1, "text": "each"}},
+    "a scheme without words": {"sampling": {**SCHEME, "text": 5}},
+    "a scheme of more steps": {"sampling": {**SCHEME, "num_steps": 1}},
+    "a scheme for other noise": {"sampling": {**SCHEME, "release": {**EVENT, "noise_multiplier": 9.0}}},
+    "a scheme with a search": {"sampling": {**SCHEME, "event": SEARCH}},
+    "noise without an event": {"mechanism": {"name": "x", "words": "x", "assumption": None}},
+    "noise that is a number": {"mechanism": 5},
 }
 HOSTILE_RECORDS = {
     "steps below zero": {"reserved_steps": -1},

@@ -48,7 +48,6 @@ class Segments:
             return rows
         return torch.cat([group.split(rows).sum(dim=1) for group in self.groups])
 
-
     def parts(self, most_units: int) -> list[slice]:
         """The rows of neighbouring units, at most so many units in each part."""
         ends = self.sizes.cumsum(0)[most_units - 1 :: most_units].tolist()

@@ -1,13 +1,14 @@
 """What is added to a sum: each mechanism adds its noise, counts it, and says it in words.
 
-To add one: a class here and its row in ``MECHANISMS``.
+To add one: a class here and its row in ``MECHANISMS``, from which recipes and commands take their choices. An object
+of your own goes into ``Plan(mechanism=…)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from sfumato.accounting import SampledGaussian
 from sfumato.errors import ConfigError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sfumato.randomness import RandomSource
 
 
+@runtime_checkable
 class NoiseMechanism(Protocol):
     """Noise of a stated scale on a sum of stated sensitivity."""
 
@@ -95,8 +97,10 @@ class DiscreteGaussian:
 MECHANISMS: Mapping[str, NoiseMechanism] = {each.name: each for each in (Gaussian(), DiscreteGaussian())}
 
 
-def find_mechanism(mechanism: str) -> NoiseMechanism:
-    """The mechanism of this name."""
+def find_mechanism(mechanism: str | NoiseMechanism) -> NoiseMechanism:
+    """The mechanism of this name, or the object itself."""
+    if isinstance(mechanism, NoiseMechanism):
+        return mechanism
     if mechanism not in MECHANISMS:
         raise ConfigError(
             "unknown-choice", f"mechanism is {mechanism!r}.", fix=f"Use one of: {', '.join(MECHANISMS)}."

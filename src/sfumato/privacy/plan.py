@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from sfumato import accounting
 from sfumato.accounting import Accountant, Event, Neighbouring, Selection
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.noise_mechanisms import find_mechanism
-from sfumato.privacy.sampling_schemes import SCHEMES, Batches, Recorded, SamplingScheme, find_scheme
+from sfumato.privacy.noise_mechanisms import NoiseMechanism, find_mechanism
+from sfumato.privacy.records import (
+    RecordedMechanism,
+    RecordedScheme,
+    read_mechanism,
+    read_scheme,
+    record_mechanism,
+    record_scheme,
+)
+from sfumato.privacy.sampling_schemes import Batches, SamplingScheme, find_scheme
 from sfumato.privacy.statement import Statement, make_statement
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ class PlanSettings(TypedDict, total=False):
     accountant: Accountant
     neighbouring: Neighbouring
     sampling: str | SamplingScheme
-    mechanism: str
+    mechanism: str | NoiseMechanism
     extra_events: tuple[Event, ...]
     tuning_runs: float | None
     uncounted_search: bool
@@ -57,10 +65,10 @@ class Plan:
     clip_norm: float = 1.0
     delta: float
     unit: Literal["image", "patient"] = "image"
-    accountant: Accountant = "pld"
+    accountant: Accountant = "pld"  # a name only: whoever reads a file must be able to count it again
     neighbouring: Neighbouring = "add-or-remove"
     sampling: str | SamplingScheme = "poisson"  # a name of sampling_schemes, or a scheme of your own
-    mechanism: str = "gaussian"  # a name of noise_mechanisms
+    mechanism: str | NoiseMechanism = "gaussian"  # a name of noise_mechanisms, or one of your own
     extra_events: tuple[Event, ...] = ()  # other releases from the same data, such as a private mean
     tuning_runs: float | None = None  # mean number of runs of a counted search (geometric); None: no search
     uncounted_search: bool = False  # settings chosen on the same data at a cost that ε leaves out
@@ -142,10 +150,14 @@ class Plan:
     def _scheme(self) -> SamplingScheme:
         return find_scheme(self.sampling)
 
+    @property
+    def _mechanism(self) -> NoiseMechanism:
+        return find_mechanism(self.mechanism)
+
     def events(self, num_steps: int | None = None) -> tuple[Event, ...]:
         """Everything that touches the private data, up to a step or to the end."""
         steps = self._scheme.event(
-            find_mechanism(self.mechanism).event(self.noise_multiplier),
+            self._mechanism.event(self.noise_multiplier),
             sampling_rate=self.sampling_rate,
             num_steps=self.num_steps if num_steps is None else num_steps,
         )
@@ -209,8 +221,7 @@ class Plan:
                 why="The noise would be too small for what it has to hide.",
                 fix="Clip with the plan's clip_norm.",
             )
-        mechanism = find_mechanism(self.mechanism)
-        noisy = mechanism.add(total, noise_multiplier=self.noise_multiplier, source=source, step=step)
+        noisy = self._mechanism.add(total, noise_multiplier=self.noise_multiplier, source=source, step=step)
         # sums are in float64; once private they may be rounded to what the parameters are
         return {name: value.to(total.dtypes.get(name, value.dtype)) for name, value in noisy.items()}
 
@@ -219,18 +230,24 @@ class Plan:
         return make_statement(self, releasable=releasable, images_per_person=images_per_person)
 
     def as_dict(self) -> dict[str, object]:
-        """All fields as JSON values."""
+        """All fields as JSON values; of components of a caller's own, what ``records`` keeps of them."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["extra_events"] = [accounting.event_to_dict(event) for event in self.extra_events]
-        scheme = self._scheme
-        values["sampling"] = scheme.name
-        if SCHEMES.get(scheme.name) is not scheme:  # not one of ours: what a reader needs to count it
-            values["sampling"] = {
-                "name": scheme.name,
-                "rate": self.sampling_rate,
-                "text": self.sampling_sentence(),
-            }
+        for name, held in self._records.items():
+            values[name] = held if isinstance(held, str) else held.as_dict()
         return values
+
+    @cached_property
+    def _records(self) -> dict[str, str | RecordedScheme | RecordedMechanism]:
+        scheme = record_scheme(
+            self._scheme,
+            self._mechanism.event(self.noise_multiplier),
+            sampling_rate=self.sampling_rate,
+            num_steps=self.num_steps,
+            text=self.sampling_sentence(),
+        )
+        mechanism = record_mechanism(self._mechanism, noise_multiplier=self.noise_multiplier)
+        return {"sampling": scheme, "mechanism": mechanism}
 
     def sampling_sentence(self) -> str:
         """How the units of a step are drawn, in words."""
@@ -252,9 +269,12 @@ class Plan:
             )
         accounting.check_many(values.get("extra_events", ()))
         events = tuple(accounting.event_from_dict(event) for event in values.get("extra_events", ()))
-        sampling = values.get("sampling", "poisson")
-        scheme = Recorded(**sampling) if isinstance(sampling, Mapping) else sampling
-        return cls(**{**values, "extra_events": events, "sampling": scheme})
+        recorded = {
+            name: read(values[name])
+            for name, read in (("sampling", read_scheme), ("mechanism", read_mechanism))
+            if isinstance(values.get(name), Mapping)
+        }
+        return cls(**{**values, "extra_events": events, **recorded})
 
 
 def _check_plan(plan: Plan) -> None:

@@ -1,16 +1,16 @@
 """How the units of a step are chosen: each scheme draws its batches, counts them, and says them in words.
 
-To add one: a class here and its row in ``SCHEMES``. An object of your own goes into ``Plan(sampling=…)``.
+To add one: a class here and its row in ``SCHEMES``, from which recipes and commands take their choices. An object of your own goes into ``Plan(sampling=…)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from sfumato.accounting import SampledGaussian
-from sfumato.errors import ConfigError, PrivacyError
+from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,11 +33,13 @@ class Batches(Protocol):
         """Indices of the units of each step from ``start_step`` on, ascending, int64."""
 
 
+@runtime_checkable
 class SamplingScheme(Protocol):
     """A way of drawing units that the accountant knows.
 
     Guarantee that an implementation gives: in each step of ``batches`` each unit takes part independently
     of all others, with at most the probability ``sampling_rate``, or the event it returns says otherwise.
+    More steps never cost less. Files hold the event (``records``), not only the rate.
     """
 
     @property
@@ -117,47 +119,12 @@ class Full:
         return f"each on all {num_examples:,} {units}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """A scheme of a user's, as a file describes it: it can be counted and read, not drawn again."""
-
-    name: str
-    rate: float
-    text: str
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.name, str) and isinstance(self.text, str)):
-            raise ConfigError(
-                "unknown-choice", "a recorded sampling scheme has no name or text.", fix="Correct the file."
-            )
-
-    def default_batch_size(self, num_examples: int) -> None:
-        return None
-
-    def sampling_rate(self, batch_size: float, num_examples: int) -> float:
-        return self.rate
-
-    def event(self, release: SampledGaussian, *, sampling_rate: float, num_steps: int) -> SampledGaussian:
-        return replace(release, sampling_rate=self.rate, num_steps=num_steps)
-
-    def batches(self, *, sampling_rate: float, num_steps: int) -> Batches:
-        raise PrivacyError(
-            "recorded-sampling",
-            f"the sampling scheme {self.name!r} is known by its record only.",
-            why="Batches that are not drawn as they are accounted have no guarantee.",
-            fix="Build the plan with the scheme itself.",
-        )
-
-    def sentence(self, *, unit: str, units: str, num_examples: int, batch_size: float) -> str:
-        return self.text
-
-
 SCHEMES: Mapping[str, SamplingScheme] = {scheme.name: scheme for scheme in (Poisson(), Full())}
 
 
 def find_scheme(sampling: str | SamplingScheme) -> SamplingScheme:
     """The scheme of this name, or the object itself."""
-    if not isinstance(sampling, str):
+    if isinstance(sampling, SamplingScheme):
         return sampling
     if sampling not in SCHEMES:
         raise ConfigError(

@@ -75,7 +75,7 @@ def make_statement(plan: Plan, *, releasable: bool, images_per_person: int | Non
         "batch_size": plan.batch_size,
         "num_steps": plan.num_steps,
         "num_examples": plan.num_examples,
-        "mechanism": plan.mechanism,
+        "mechanism": find_mechanism(plan.mechanism).name,
         "mu_gdp": _json(mu),
         "mu_gdp_kind": kind,
         "largest_true_positive_rate_at_1_percent": 1 - error,
