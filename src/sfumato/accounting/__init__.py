@@ -6,7 +6,7 @@ multiplier is relative to what one unit **adds** to the sum (the clip norm), und
 relations; replacing a unit can move the sum twice as far, and that is counted here.
 """
 
-from sfumato.accounting.accountants import ACCOUNTANTS, Curve, PrivacyAccountant
+from sfumato.accounting.accountants import ACCOUNTANTS, Curve, PrivacyAccountant, default_accountant
 from sfumato.accounting.calibration import solve_batch_size, solve_noise_multiplier, solve_num_steps
 from sfumato.accounting.curves import delta, epsilon, mu_clt, mu_gdp, trade_off
 from sfumato.accounting.events import (
@@ -40,6 +40,7 @@ __all__ = [
     "check_delta",
     "check_epsilon",
     "check_many",
+    "default_accountant",
     "delta",
     "epsilon",
     "event_from_dict",

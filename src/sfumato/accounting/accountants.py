@@ -1,6 +1,7 @@
 """The accountants by name, and what each of them has to offer.
 
-To add one: a class with these methods in a file of its own, and its row in ``ACCOUNTANTS``.
+To add one: a class with these methods, and its row in ``ACCOUNTANTS``, from which recipes and commands take their
+choices. Plans hold an accountant by its name, never as an object: whoever reads a file must be able to count it again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Protocol
 
 from sfumato.accounting.events import Accountant, Event, Neighbouring, Selection
 from sfumato.accounting.loss_distributions import PldAccountant
-from sfumato.accounting.renyi import RdpAccountant
+from sfumato.accounting.renyi import RdpAccountant, needs_rdp
 from sfumato.errors import ConfigError
 
 
@@ -56,7 +57,9 @@ def find_accountant(
     """The accountant of this name; refuses unknown names, and one that cannot count these events."""
     if accountant not in ACCOUNTANTS:
         raise ConfigError(
-            "unknown-accountant", f"there is no accountant {accountant!r}.", fix="Use pld (default) or rdp."
+            "unknown-accountant",
+            f"there is no accountant {accountant!r}.",
+            fix=f"Use one of: {', '.join(ACCOUNTANTS)}.",
         )
     if neighbouring not in ("add-or-remove", "replace-one"):
         raise ConfigError(
@@ -67,6 +70,11 @@ def find_accountant(
     chosen = ACCOUNTANTS[accountant]
     chosen.check(events)
     return chosen
+
+
+def default_accountant(events: Sequence[Event]) -> Accountant:
+    """The tight one, unless some event is proven in Rényi DP only."""
+    return RdpAccountant.name if needs_rdp(events) else PldAccountant.name
 
 
 def is_noiseless(events: Sequence[Event]) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from sfumato.accounting.accountants import find_accountant, is_noiseless
+from sfumato.accounting.accountants import default_accountant, find_accountant, is_noiseless
 from sfumato.accounting.events import (
     Accountant,
     Event,
@@ -17,7 +17,6 @@ from sfumato.accounting.events import (
     merge,
 )
 from sfumato.accounting.gaussian import exact_mu, gaussian_delta
-from sfumato.accounting.renyi import needs_rdp
 
 
 def epsilon(
@@ -88,7 +87,7 @@ def mu_gdp(
     mu = exact_mu(spent, neighbouring)
     if mu is not None:
         return mu, "exact"
-    accountant: Accountant = "rdp" if needs_rdp(spent) else "pld"
+    accountant = default_accountant(spent)
     curve = _delta_curve(spent, accountant, neighbouring)
     largest = _epsilon(spent, delta, accountant, neighbouring)
     grid = [largest * i / 24 for i in range(25)]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sfumato.errors import ConfigError
 
-Accountant = Literal["pld", "rdp"]
+Accountant = str  # a name in ``accountants.ACCOUNTANTS``
 Neighbouring = Literal["add-or-remove", "replace-one"]
 
 # What the accountants can count, and files of strangers may say.

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import click
 
+from sfumato.accounting import ACCOUNTANTS, Selection, default_accountant
 from sfumato.cli import echo_json
 from sfumato.errors import ConfigError
+from sfumato.privacy.noise_mechanisms import MECHANISMS
+from sfumato.privacy.sampling_schemes import SCHEMES
 
 if TYPE_CHECKING:
     from sfumato.accounting import Accountant, Neighbouring
@@ -36,7 +39,7 @@ class Given(TypedDict):
 @click.option("--epsilon", type=float, help="Privacy budget ε.")
 @click.option("--delta", type=float, help="δ; at most 1/N.")
 @click.option(
-    "--accountant", type=click.Choice(["pld", "rdp"]), help="Default pld; rdp if a search is counted."
+    "--accountant", type=click.Choice(list(ACCOUNTANTS)), help="Default pld; rdp if a search is counted."
 )
 @click.option(
     "--neighbouring",
@@ -45,10 +48,8 @@ class Given(TypedDict):
     show_default=True,
 )
 @click.option("--unit", type=click.Choice(["image", "patient"]), default="image", show_default=True)
-@click.option("--sampling", type=click.Choice(["poisson", "full"]), default="poisson", show_default=True)
-@click.option(
-    "--mechanism", type=click.Choice(["gaussian", "discrete-gaussian"]), default="gaussian", show_default=True
-)
+@click.option("--sampling", type=click.Choice(list(SCHEMES)), default="poisson", show_default=True)
+@click.option("--mechanism", type=click.Choice(list(MECHANISMS)), default="gaussian", show_default=True)
 @click.option(
     "--tuning-runs", type=float, help="Count choosing the best of so many runs on average (geometric)."
 )
@@ -81,8 +82,8 @@ def command(
     \b
     sfumato budget --num-examples 50000 --batch-size 4096 --num-steps 2500 --delta 1e-5 --epsilon 8
     """
-    if sampling == "full" and batch_size is None:
-        batch_size = num_examples
+    if batch_size is None:
+        batch_size = SCHEMES[sampling].default_batch_size(num_examples)
     if batch_size is not None and float(batch_size).is_integer():
         batch_size = int(batch_size)
     given: Given = {
@@ -93,9 +94,8 @@ def command(
         "batch_size": batch_size,
     }
     unknown = _unknown(given)
-    needs_rdp = tuning_runs is not None or mechanism == "discrete-gaussian"
     settings: PlanSettings = {
-        "accountant": accountant or ("rdp" if needs_rdp else "pld"),
+        "accountant": accountant or _default_accountant(mechanism, tuning_runs),
         "neighbouring": neighbouring,
         "unit": unit,
         "sampling": sampling,
@@ -134,6 +134,13 @@ def _unknown(given: Given) -> str:
             fix="Give all but one of them.",
         )
     return missing[0]
+
+
+def _default_accountant(mechanism: str, tuning_runs: float | None) -> Accountant:
+    release = MECHANISMS[mechanism].event(1.0)
+    if tuning_runs is None:
+        return default_accountant([release])
+    return default_accountant([Selection(events=(release,), mean_runs=tuning_runs)])
 
 
 def _known(value: _Number | None) -> _Number:

@@ -73,7 +73,7 @@ def total_of(records: Iterable[Record], *, unit: Unit, delta: float, planned: bo
     replaced = any(plan.neighbouring == "replace-one" or plan.unit != unit for plan in plans)
     neighbouring: accounting.Neighbouring = "replace-one" if replaced else "add-or-remove"
     events = [event for record in counted for event in record.events(planned=planned)]
-    accountant: accounting.Accountant = "rdp" if accounting.needs_rdp(events) else "pld"
+    accountant = accounting.default_accountant(events)
     unprotected = unit == "patient" and any(plan.unit == "image" for plan in plans)
     epsilon = math.inf
     if not unprotected:

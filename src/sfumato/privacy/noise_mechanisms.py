@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from sfumato.accounting import SampledGaussian
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, PrivacyError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,6 +91,17 @@ class DiscreteGaussian:
         stddev = noise_multiplier * total.sensitivity
         return add_discrete_noise(
             total.gradients, stddev=stddev, sensitivity=total.sensitivity, source=source, step=step
+        )
+
+
+def check_sensitivity(sensitivity: float, clip_norm: float) -> None:
+    """Refuse a sum that one unit can move further than the plan's ``clip_norm``."""
+    if not 0 < sensitivity <= clip_norm:
+        raise PrivacyError(
+            "sensitivity-above-plan",
+            f"one unit can move this sum by {sensitivity}, but the plan allows {clip_norm}.",
+            why="The noise would be too small for what it has to hide.",
+            fix="Clip with the plan's clip_norm.",
         )
 
 

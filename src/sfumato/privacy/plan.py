@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from sfumato import accounting
 from sfumato.accounting import Accountant, Event, Neighbouring, Selection
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.noise_mechanisms import NoiseMechanism, find_mechanism
+from sfumato.privacy.noise_mechanisms import NoiseMechanism, check_sensitivity, find_mechanism
 from sfumato.privacy.records import (
     RecordedMechanism,
     RecordedScheme,
@@ -214,13 +214,7 @@ class Plan:
         Guarantee: the noise has ``noise_multiplier`` times the sum's sensitivity. A sum that one unit
         can move further than ``clip_norm`` is refused. Tensors have the dtypes of their parameters.
         """
-        if not 0 < total.sensitivity <= self.clip_norm:
-            raise PrivacyError(
-                "sensitivity-above-plan",
-                f"one unit can move this sum by {total.sensitivity}, but the plan allows {self.clip_norm}.",
-                why="The noise would be too small for what it has to hide.",
-                fix="Clip with the plan's clip_norm.",
-            )
+        check_sensitivity(total.sensitivity, self.clip_norm)
         noisy = self._mechanism.add(total, noise_multiplier=self.noise_multiplier, source=source, step=step)
         # sums are in float64; once private they may be rounded to what the parameters are
         return {name: value.to(total.dtypes.get(name, value.dtype)) for name, value in noisy.items()}

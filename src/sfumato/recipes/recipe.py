@@ -12,13 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
-from sfumato.accounting import check_budget, check_delta
+from sfumato.accounting import ACCOUNTANTS, check_budget, check_delta
 from sfumato.errors import ConfigError, did_you_mean
 from sfumato.recipes.families import member_index, member_table
+from sfumato.privacy.noise_mechanisms import MECHANISMS
+from sfumato.privacy.sampling_schemes import SCHEMES
 from sfumato.recipes.reference import ReferenceSettings
 from sfumato.recipes.settings import (
     AboveZero,
@@ -36,6 +38,15 @@ from sfumato.recipes.settings import (
     unknown_key,
     without_none,
 )
+
+if TYPE_CHECKING:
+    AccountantName = str
+    SchemeName = str
+    MechanismName = str
+else:  # choices that a type checker cannot read: whatever the tables of components hold
+    AccountantName = Literal[tuple(ACCOUNTANTS)]
+    SchemeName = Literal[tuple(SCHEMES)]
+    MechanismName = Literal[tuple(MECHANISMS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +112,13 @@ class PrivacySettings:
     clip_norm: AboveZero = setting(1.0, "bound on the norm of one unit's gradient")
     unit: Literal["image", "patient"] = setting("image", "what one guarantee protects")
     max_images_per_patient: Positive = setting(4, "images taken of one patient in one step, at random")
-    accountant: Literal["pld", "rdp"] = setting("pld", "how epsilon is computed")
+    accountant: AccountantName = setting("pld", "how epsilon is computed")
     neighbouring: Literal["add-or-remove", "replace-one"] = setting("add-or-remove", "what neighbours are")
     clipping: Literal["flat", "automatic", "per-layer"] = setting(
         "flat", "how: one norm over all; normalised (Bu et al. 2022); each layer to its share"
     )
-    sampling: Literal["poisson", "full"] = setting("poisson", "full: every unit in every step")
-    mechanism: Literal["gaussian", "discrete-gaussian"] = setting("gaussian", "the kind of noise")
+    sampling: SchemeName = setting("poisson", "full: every unit in every step")
+    mechanism: MechanismName = setting("gaussian", "the kind of noise")
     tuning_runs: Annotated[float, Meta(ge=1)] | None = setting(
         None, "mean number of runs of a counted search"
     )

@@ -100,9 +100,15 @@ def _microbatch_seconds(prepared: Prepared, inputs: Tensor) -> float:
     for _ in range(2):  # the first call also chooses the engine's strategies
         start = time.perf_counter()
         if prepared.plan is None:
-            plain_total(prepared.model, [microbatch])
+            plain_total(prepared.model, [microbatch], loss=prepared.loss)
             prepared.model.zero_grad(set_to_none=True)
         else:
-            clip_norm = prepared.plan.clip_norm
-            clipped_total(prepared.model, [microbatch], clip_norm=clip_norm, randomness=randomness)
+            clipped_total(
+                prepared.model,
+                [microbatch],
+                clip_norm=prepared.plan.clip_norm,
+                loss=prepared.loss,
+                clipping=prepared.clipping,
+                randomness=randomness,
+            )
     return time.perf_counter() - start

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from sfumato.errors import ConfigError
 from sfumato.privacy.plan import Plan, PlanSettings
+from sfumato.privacy.sampling_schemes import SamplingScheme, find_scheme
 from sfumato.sampling import PoissonSampling
 from sfumato.training.fixed_rows import mean_events
 
 if TYPE_CHECKING:
-    from sfumato.privacy.sampling_schemes import SamplingScheme
     from sfumato.recipes.recipe import PrivacySettings, Recipe
     from sfumato.run.provenance import Provenance
 
@@ -48,7 +48,7 @@ def build_plan(
         allow_large_delta=force,
     )
     delta = delta_of(settings, num_units)
-    batch_size, num_steps = planned_size(recipe, num_units)
+    batch_size, num_steps = planned_size(recipe, num_units, sampling=sampling)
     if settings.epsilon is not None:
         return Plan.calibrate(
             epsilon=settings.epsilon,
@@ -73,12 +73,17 @@ def build_plan(
     )
 
 
-def planned_size(recipe: Recipe, num_units: int) -> tuple[float | None, int | None]:
-    """Expected batch size and number of steps; None for the one that the budget has to determine."""
+def planned_size(
+    recipe: Recipe, num_units: int, *, sampling: SamplingScheme | None = None
+) -> tuple[float | None, int | None]:
+    """Expected batch size and number of steps; None for the one that the budget has to determine.
+
+    A private run without a batch size has that of its scheme, ``sampling`` or the recipe's, if there is one.
+    """
     training, privacy = recipe.training, recipe.privacy
     batch_size: float | None = training.batch_size
-    if privacy.enabled and privacy.sampling == "full":
-        batch_size = num_units if batch_size is None else batch_size
+    if privacy.enabled and batch_size is None:
+        batch_size = find_scheme(sampling or privacy.sampling).default_batch_size(num_units)
     solve_batch = None not in (privacy.epsilon, privacy.noise_multiplier, training.num_steps)
     if batch_size is None and not (privacy.enabled and solve_batch):
         batch_size = max(1, math.ceil(num_units / 8))

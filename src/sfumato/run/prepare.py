@@ -38,6 +38,7 @@ from sfumato.run.provenance import Provenance
 from sfumato.run.resolve import Resolved, group_units, load_splits, resolve
 from sfumato.run.weights import Checkpoint, read_checkpoint, transfer_weights
 from sfumato.sampling import PoissonSampling
+from sfumato.training.component_checks import check_private_step
 from sfumato.training.components import AS_THE_RECIPE_SAYS, Components
 from sfumato.training.finetuning import choose_trained
 from sfumato.training.fixed_rows import in_closed_form
@@ -178,6 +179,8 @@ def prepare(
     check_room(recipe, network)
     max_rows = recipe.performance.microbatch_size or fitting_rows(network, train, device)
     findings = () if plan is None else examine(recipe, splits, network, plan, max_rows=max_rows)
+    if plan is not None and not components.are_named:
+        check_components(recipe, components, network, train, plan)
     counter = features_counter(observer, "training")
     prepared = Prepared(
         resolved=resolved,
@@ -264,6 +267,21 @@ def examine_network(model: nn.Module, train: ImageSet, *, max_rows: int) -> list
     device = next(model.parameters()).device
     noise = torch.randn(4, *train.images.shape[1:], device=device)
     return check_model(model, noise, num_rows=max_rows)
+
+
+def check_components(
+    recipe: Recipe, components: Components, model: nn.Module, train: ImageSet, plan: Plan
+) -> None:
+    """Refuse a loss or clipping function of the caller's own that a step would refuse, probed with noise."""
+    device = next(model.parameters()).device
+    check_private_step(
+        model,
+        torch.randn(4, *train.images.shape[1:], device=device),
+        torch.arange(4, device=device) % len(train.classes),
+        clip_norm=plan.clip_norm,
+        loss=components.loss_of(recipe),
+        clipping=components.clipping_of(recipe),
+    )
 
 
 def examine(

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from sfumato.gradients import CLIPPINGS, Clipping
 from sfumato.privacy.sampling_schemes import SamplingScheme
 from sfumato.recipes.recipe import Recipe
+from sfumato.training.component_identity import identity_of
 from sfumato.training.gradient_sums import Loss
 from sfumato.training.optimizers import build_optimizer
 
@@ -36,6 +37,11 @@ class Components:
     sampling: SamplingScheme | None = None
     optimizer: OptimizerFactory | None = None
 
+    @property
+    def are_named(self) -> bool:
+        """Whether loss and clipping are those that the recipe names, which need no check."""
+        return self.loss is None and self.clipping is None
+
     def loss_of(self, recipe: Recipe) -> Loss:
         return self.loss if self.loss is not None else LOSSES[recipe.training.loss]
 
@@ -55,15 +61,10 @@ class Components:
         )
 
     def names(self) -> dict[str, str]:
-        """What was brought, for the state of a run: a resumed run must bring the same."""
+        """What was brought, for the state of a run, which must bring the same when resumed: see ``identity_of``."""
         brought: dict[str, object] = {"loss": self.loss, "clipping": self.clipping}
         brought |= {"sampling": self.sampling, "optimizer": self.optimizer}
-        return {key: _described(value) for key, value in brought.items() if value is not None}
+        return {key: identity_of(value) for key, value in brought.items() if value is not None}
 
 
 AS_THE_RECIPE_SAYS = Components()
-
-
-def _described(value: object) -> str:
-    kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
-    return f"{kind.__module__}.{kind.__qualname__}"
