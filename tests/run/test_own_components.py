@@ -1,4 +1,4 @@
-"""A loss, clipping function or sampling scheme of one's own: planned for, checked early, the same on resume."""
+"""A loss, clipping function or sampling scheme of one's own: planned for, checked early, told apart."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The accountants by name, and what each of them has to offer.
 
-To add one: a class with these methods, and its row in ``ACCOUNTANTS``, from which recipes and commands take their
-choices. Plans hold an accountant by its name, never as an object: whoever reads a file must be able to count it again.
+To add one: a class with these methods, and its row in ``ACCOUNTANTS``, from which recipes and commands take
+their choices. Plans hold an accountant by its name, never as an object: whoever reads a file must be able to
+count it again.
 """
 
 from __future__ import annotations

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sfumato.errors import PrivacyError, RunError
 from sfumato.ledger.totals import Record
 
-if TYPE_CHECKING:
-    from sfumato.ledger.ledger import Ledger
-
 _BLOCKS = 200  # a run reserves its steps in about so many portions, one durable write each
+
+
+class Book(Protocol):
+    """Where an account is kept: ``Ledger``."""
+
+    def reserve(self, record: Record, leases: Sequence[str], folder: Path) -> tuple[str, ...]:
+        """Raise what a run may have used or shown, durably; returns its leases."""
 
 
 @dataclass
@@ -22,7 +27,7 @@ class Account:
     ``copy_of`` names the run whose older or forked folder this was: it is now a run of its own.
     """
 
-    ledger: Ledger
+    ledger: Book
     record: Record
     folder: Path
     leases: tuple[str, ...]

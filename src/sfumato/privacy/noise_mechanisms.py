@@ -1,7 +1,7 @@
 """What is added to a sum: each mechanism adds its noise, counts it, and says it in words.
 
-To add one: a class here and its row in ``MECHANISMS``, from which recipes and commands take their choices. An object
-of your own goes into ``Plan(mechanism=…)``.
+To add one: a class here and its row in ``MECHANISMS``, from which recipes and commands take their choices.
+An object of your own goes into ``Plan(mechanism=…)``.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ def _check_plan(plan: Plan) -> None:
 
 _CHOICES = {
     "unit": ("image", "patient"),
-    "accountant": tuple(accounting.ACCOUNTANTS),
+    "accountant": accounting.ACCOUNTANTS,
     "neighbouring": ("add-or-remove", "replace-one"),
 }
 

@@ -49,9 +49,9 @@ class _MechanismValues(TypedDict):
 class RecordedScheme:
     """A sampling scheme of a caller's own.
 
-    Guarantee: the cost of steps is what the scheme said, or more. If k steps always were k times one, ``event``
-    is that of one step (``per_step``); otherwise it is that of the whole run, and counts in full from the
-    first step on.
+    Guarantee: the cost of steps is what the scheme said, or more. If k steps always were k times one,
+    ``recorded_event`` is that of one step (``per_step``); otherwise it is that of the whole run, and counts
+    in full from the first step on.
     """
 
     name: str
@@ -138,7 +138,7 @@ class RecordedMechanism:
 def record_scheme(
     scheme: SamplingScheme, release: SampledGaussian, *, sampling_rate: float, num_steps: int, text: str
 ) -> str | RecordedScheme:
-    """What a file holds of a scheme: the name of one of ours, and of another what ``num_steps`` of it cost."""
+    """What a file holds of a scheme: the name of one of ours; of another, what ``num_steps`` of it cost."""
     if scheme == SCHEMES.get(scheme.name):
         return scheme.name
     if isinstance(scheme, RecordedScheme):

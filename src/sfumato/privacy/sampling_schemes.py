@@ -1,6 +1,7 @@
 """How the units of a step are chosen: each scheme draws its batches, counts them, and says them in words.
 
-To add one: a class here and its row in ``SCHEMES``, from which recipes and commands take their choices. An object of your own goes into ``Plan(sampling=…)``.
+To add one: a class here and its row in ``SCHEMES``, from which recipes and commands take their choices.
+An object of your own goes into ``Plan(sampling=…)``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What tells one loss, clipping function, sampling scheme or optimizer of a caller's own from another.
 
-A resumed run must bring the same ones, and a name is not enough: every lambda has the same, and so has a function
-with other arguments bound to it.
+A resumed run must bring the same ones, and a name is not enough: every lambda has the same, and so has a
+function with other arguments bound to it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def identity_of(value: object) -> str:
 
 def _name(value: object) -> str:
     kind = value if hasattr(value, "__qualname__") else type(value)
-    return f"{kind.__module__}.{kind.__qualname__}"  # type: ignore[attr-defined]
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _parts(value: object, within: tuple[int, ...]) -> Iterator[bytes]:
@@ -55,8 +55,8 @@ def _parts(value: object, within: tuple[int, ...]) -> Iterator[bytes]:
         yield value.tobytes()
     elif isinstance(value, types.CodeType):
         yield value.co_code
-        for item in (value.co_consts, value.co_names, value.co_varnames, value.co_freevars):
-            yield from _parts(item, within)
+        names = (value.co_names, value.co_varnames, value.co_freevars)
+        yield from _parts((value.co_consts, names), within)
     else:
         for item in _contents(value):
             yield from _parts(item, within)
@@ -97,10 +97,8 @@ def _contents(value: object) -> Iterator[object]:
 
 def _is_own(name: str, part: object) -> bool:
     """Whether it is a method or a value of the class, not what Python adds to every class."""
-    plain = isinstance(part, types.FunctionType | property | classmethod | staticmethod) or isinstance(
-        part, _PLAIN
-    )
-    return plain and not (name.startswith("__") and name != "__call__")
+    kinds = (types.FunctionType, property, classmethod, staticmethod, *_PLAIN)
+    return isinstance(part, kinds) and not (name.startswith("__") and name != "__call__")
 
 
 def _is_shipped(kind: type) -> bool:

@@ -61,7 +61,7 @@ class Components:
         )
 
     def names(self) -> dict[str, str]:
-        """What was brought, for the state of a run, which must bring the same when resumed: see ``identity_of``."""
+        """What was brought, for the state of a run: a resumed run must bring the same (``identity_of``)."""
         brought: dict[str, object] = {"loss": self.loss, "clipping": self.clipping}
         brought |= {"sampling": self.sampling, "optimizer": self.optimizer}
         return {key: identity_of(value) for key, value in brought.items() if value is not None}
