@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from sfumato.accounting import ACCOUNTANTS, check_budget, check_delta
+from sfumato.accounting import check_budget, check_delta
 from sfumato.errors import ConfigError, did_you_mean
+from sfumato.recipes.choices import AccountantName, MechanismName, SchemeName
 from sfumato.recipes.families import member_index, member_table
-from sfumato.privacy.noise_mechanisms import MECHANISMS
-from sfumato.privacy.sampling_schemes import SCHEMES
 from sfumato.recipes.reference import ReferenceSettings
 from sfumato.recipes.settings import (
     AboveZero,
@@ -38,15 +37,6 @@ from sfumato.recipes.settings import (
     unknown_key,
     without_none,
 )
-
-if TYPE_CHECKING:
-    AccountantName = str
-    SchemeName = str
-    MechanismName = str
-else:  # choices that a type checker cannot read: whatever the tables of components hold
-    AccountantName = Literal[tuple(ACCOUNTANTS)]
-    SchemeName = Literal[tuple(SCHEMES)]
-    MechanismName = Literal[tuple(MECHANISMS)]
 
 
 @dataclass(frozen=True, kw_only=True)
