@@ -161,10 +161,10 @@ def test_a_record_stands_for_no_other_plan():
     )
     with pytest.raises(PrivacyError, match="recorded-mechanism"):
         again.noise(total, source=SecureSource(), step=1)
-    with pytest.raises(PrivacyError, match="recorded-mechanism"):
-        replace(again, noise_multiplier=1.0)
+    with pytest.raises(PrivacyError, match="recorded-for-another-plan"):
+        replace(stored(plan(mechanism=TwiceAsFar())), noise_multiplier=1.0)
     for change in ({"noise_multiplier": 1.0}, {"num_steps": 51}):
-        with pytest.raises(PrivacyError, match="recorded-sampling"):
+        with pytest.raises(PrivacyError, match="recorded-for-another-plan"):
             replace(stored(plan(sampling=KnownToTheAttacker())), **change)
 
 

@@ -70,7 +70,7 @@ class RecordedScheme:
 
     def event(self, release: SampledGaussian, *, sampling_rate: float, num_steps: int) -> SampledGaussian:
         if release != self.release or num_steps > self.num_steps:
-            raise _other_plan("recorded-sampling", "sampling scheme", self.name)
+            raise _other_plan("sampling scheme", self.name)
         if self.per_step or not num_steps:
             return replace(self.recorded_event, num_steps=num_steps * self.recorded_event.num_steps)
         return self.recorded_event
@@ -111,7 +111,7 @@ class RecordedMechanism:
 
     def event(self, noise_multiplier: float) -> SampledGaussian:
         if noise_multiplier != self.noise_multiplier:
-            raise _other_plan("recorded-mechanism", "noise mechanism", self.name)
+            raise _other_plan("noise mechanism", self.name)
         return self.release
 
     def add(
@@ -224,9 +224,9 @@ def _step(values: Mapping[str, Any]) -> SampledGaussian:
     return event
 
 
-def _other_plan(code: str, what: str, name: str) -> PrivacyError:
+def _other_plan(what: str, name: str) -> PrivacyError:
     return PrivacyError(
-        code,
+        "recorded-for-another-plan",
         f"the {what} {name!r} was recorded for other noise or fewer steps.",
         why="What it would cost then only the component itself can tell.",
         fix="Build the plan with the component itself.",
