@@ -53,8 +53,8 @@ def clipped_sum(
     with two exceptions in the working precision (float32, also for weights in half precision). Eight
     neighbouring units at a time are added in it, which the clip's margin covers; and the strategies "outer"
     and "gram" add up to 128 units in one library call, whatever the microbatch. n units may add up to
-    n * min(n, 128) * 2**-24 clip norms, 2e-4 for 64 units, if all are made for it; otherwise about
-    sqrt(n) * 2**-24.
+    n * min(n, 128) * 2**-24 clip norms, 2e-4 for 64 units, where every rounding goes the same way; otherwise
+    about sqrt(n) * 2**-24.
     """
     model = getattr(model, "_orig_mod", model)  # a compiled model: its layers are those of the original
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}

@@ -92,7 +92,7 @@ def _contents(value: object) -> Iterator[object]:
         if dataclasses.is_dataclass(value):
             yield [getattr(value, field.name) for field in dataclasses.fields(value)]
         yield getattr(value, "__dict__", {})
-        yield [getattr(value, name) for name in getattr(type(value), "__slots__", ()) if hasattr(value, name)]
+        yield [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
 
 
 def _is_own(name: str, part: object) -> bool:
