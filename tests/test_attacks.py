@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,31 @@ def test_the_table_names_every_script():
     }
     assert {*SCRIPTS, *others} == scripts
     assert all(f"{name}.py" in text for name in scripts)
+
+
+@pytest.mark.parametrize(
+    ("fault", "column", "epsilon_above"),
+    [
+        ("nothing planted", "head", None),
+        ("divisor by true size", "head", 4.0),
+        ("model randomness seeded", "dropout", 4.0),
+    ],
+)
+def test_the_mechanism_audit_bites(fault, column, epsilon_above):
+    """A few cells of ``python attacks/audit_faults.py``."""
+    audit_faults = importlib.import_module("audit_faults")
+    cell = audit_faults.audited(fault, column, trainings=40)
+    assert bool(cell["violations"]) == cell["expected"] == (epsilon_above is not None), cell["violations"]
+    assert epsilon_above is None or cell["epsilon"] > epsilon_above
+
+
+def test_the_table_of_faults_in_the_docs_is_that_of_the_recorded_run():
+    audit_faults = importlib.import_module("audit_faults")
+    recorded = json.loads((ATTACKS.parent / "benchmarks" / "2026-11-17-audit-faults.json").read_text())
+    text = audit_faults.DOCS.read_text(encoding="utf-8")
+    written = text.split(audit_faults.BEGIN)[1].split(audit_faults.END)[0]
+    assert written == audit_faults.docs_text(recorded)
+    assert set(recorded["table"]) == set(audit_faults.ROWS)
 
 
 def test_a_proven_epsilon_is_below_the_true_one_and_grows_with_the_evidence():

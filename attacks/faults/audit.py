@@ -16,6 +16,9 @@ BEST_NUMBER = (
     "audit/test_one_run.py::test_the_best_number_of_guesses_without_correction_exceeds_the_truth_too_often"
 )
 
+CLUSTERS = "audit/test_mechanism.py::test_the_bound_holds_however_guesses_of_a_training_depend_on_each_other"
+FORETOLD = "audit/test_mechanism.py::test_randomness_of_units_that_can_be_foretold_is_a_violation"
+
 
 @fault("audit-both-rates-at-full-miss", tests=(BINARY,))
 def both_rates_at_full_miss(patch):
@@ -105,3 +108,41 @@ def gdp_recursion_too_steep(patch):
     rewrite(
         patch, "sfumato.audit.one_run:curve_refuted", "count / (num_guesses", "(count + 1) / (num_guesses"
     )
+
+
+@fault("audit-canaries-of-a-training-as-independent", tests=(CLUSTERS,))
+def canaries_as_independent(patch):
+    """Every guess as a trial of its own: sharp, and no bound if one training's noise is everybody's."""
+    rewrite(
+        patch,
+        "sfumato.audit.mechanism_size:total_error_above",
+        "if canaries == 1:\n",
+        "if True:\n        shares = np.repeat(shares, canaries)\n",
+    )
+
+
+@fault("audit-bets-won-too-early", tests=(CLUSTERS,))
+def bets_won_too_early(patch):
+    rewrite(
+        patch,
+        "sfumato.audit.intervals:upper_mean",
+        "math.log(1 / failure_probability)",
+        "math.log(1 / failure_probability) / 4",
+    )
+
+
+@fault("audit-canaries-last", tests=(FORETOLD,))
+def canaries_last(patch):
+    """Nobody's number depends on who is there, so that seeded draws of units go unnoticed."""
+    import torch
+
+    from sfumato.audit.pipeline import Pipeline
+    from sfumato.training.inputs import Units
+
+    original = Pipeline.units
+
+    def units(self, present):
+        data = original(self, present).data
+        return Units.images(data.select(torch.arange(len(data)).flip(0)))
+
+    patch.setattr(Pipeline, "units", units)

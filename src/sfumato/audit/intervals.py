@@ -1,9 +1,12 @@
-"""Clopper-Pearson: exact confidence bounds of a probability from successes counted in independent trials."""
+"""Exact confidence bounds: of a probability by Clopper-Pearson, of a mean by betting."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
 from scipy.special import betainccinv, betaincinv
 
 
@@ -25,3 +28,26 @@ def rate_interval(successes: int, trials: int, failure_probability: float) -> tu
     """The two-sided interval: ``failure_probability / 2`` on each side."""
     each = failure_probability / 2
     return float(lower_rate(successes, trials, each)), float(upper_rate(successes, trials, each))
+
+
+def upper_mean(values: ArrayLike, failure_probability: float, *, bet: float) -> float:
+    """The one-sided upper bound of the mean of independent values from 0 to 1, whatever their distribution.
+
+    Guarantee: below the true mean with probability at most ``failure_probability``, if ``bet``, above 0 and
+    at most 1, was fixed before the values were seen. Whoever bets against a mean of m or more holds the
+    product of 1 + bet·(m − value), which is 1 or less on average, so that it reaches
+    1 / ``failure_probability`` no more often than that (Markov; Waudby-Smith and Ramdas 2024). The bound is
+    the least m that loses so much.
+    """
+    values, goal = np.asarray(values, dtype=np.float64), math.log(1 / failure_probability)
+
+    def short(mean: float) -> float:
+        return float(np.log1p(bet * (mean - values)).sum()) - goal
+
+    # from just above 0, where whoever bet all on a value of 1 has nothing left
+    return 1.0 if short(1.0) <= 0 else float(brentq(short, 1e-12, 1.0))
+
+
+def best_bet(variance: float, number: int, failure_probability: float) -> float:
+    """The bet that makes ``upper_mean`` sharp for so many values of this variance."""
+    return min(1.0, math.sqrt(2 * math.log(1 / failure_probability) / (number * variance)))

@@ -1,16 +1,17 @@
 """One small private training through the product's own code, watched by an auditor who sees every update.
 
-The images have three channels. All units but the canary live in the first; the canary lives alone in the
-second, so that its gradient is orthogonal to everybody else's; nobody lives in the third, whose weights show
-the bare noise. Pixels are scaled so that every gradient is far longer than the clip norm: the canary moves
-the sum by exactly the clip norm, in a direction that the auditor knows: the worst case of the guarantee.
+The images have a channel for each canary, one for all other units, and silent ones. A canary lives alone in
+its channel, so that its gradient is orthogonal to everybody else's; nobody lives in the silent ones, whose
+weights show the bare noise. Pixels are scaled so that every gradient is far longer than the clip norm: a
+canary moves the sum by exactly the clip norm, in a direction that the auditor knows: the worst case of the
+guarantee. Canaries are the first units, so that the number of every other unit depends on who is there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +19,12 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from scipy.special import softmax
+from torch import nn
 
+from sfumato.audit.watched import FIRST_CANARY, OTHERS, SIDE, RecordingSGD, WatchedModel, WithGradientCanaries
 from sfumato.data import ImageSet
 from sfumato.errors import ConfigError
-from sfumato.gradients import ClippedSum
 from sfumato.privacy.plan import Plan
 from sfumato.randomness import RandomSource, SecureSource
 from sfumato.run.state import RunState, load_state, save_state
@@ -32,16 +34,17 @@ from sfumato.training.inputs import Units, Views
 from sfumato.training.last_layer import LastLayerViews
 from sfumato.training.loop import fit
 
-Part = Literal["views", "patients", "microbatches", "head", "ema", "resume"]
+Part = Literal["views", "patients", "microbatches", "dropout", "head", "ema", "resume"]
 Canary = Literal["input", "gradient"]
 PARTS: tuple[Part, ...] = get_args(Part)
+Present = Sequence[bool] | np.ndarray  # which canaries are there
 
-NUM_UNITS = 10  # few, so that a divisor or a count that depends on one unit shows
-NUM_CLASSES, SIDE = 10, 8
-OTHERS, CANARY, SILENT = (slice(channel * SIDE**2, (channel + 1) * SIDE**2) for channel in range(3))
-LABEL = 0  # of the canary
+NUM_OTHERS = 9  # few, so that a divisor or a count that depends on one unit shows
+NUM_CLASSES = 10
+LABEL = 0  # of the canaries
+BRIGHT = 0.25  # share of the other units' pixels
 STD = 1e-3  # pixels become up to 1,000
-LEARNING_RATE = 1e-6  # small: the canary must stay as wrong as it began
+LEARNING_RATE = 1e-6  # small: the canaries must stay as wrong as they began
 EMA_DECAY = 0.9
 
 
@@ -49,15 +52,16 @@ EMA_DECAY = 0.9
 class Observation:
     """What the auditor saw of one training, each in units of the clip norm."""
 
-    projections: np.ndarray  # of each step's noisy sum on the canary's clipped gradient
+    projections: np.ndarray  # (steps, canaries): of each noisy sum on the canary's clipped gradient
+    averaged: np.ndarray  # (canaries,): the released average's projection, less half of what a canary adds
     silent_squares: float  # sum of squares over all silent coordinates and steps
     fingerprints: tuple[int, ...]  # of the silent coordinates, step by step: equal means equal noise
-    averaged: float  # the released average's projection
+    others: np.ndarray  # (classes, pixels): the first noisy sum where the other units live
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """Trains with the canary or without; ``over`` names the parts of the product that take part.
+    """Trains with some of its canaries; ``over`` names the parts of the product that take part.
 
     Guarantee: every training has its own source of randomness, and its own noise, sampling and state.
     """
@@ -65,13 +69,14 @@ class Pipeline:
     plan: Plan
     over: frozenset[Part] = frozenset()
     canary: Canary = "input"
+    num_canaries: int = 1
 
     def __post_init__(self) -> None:
-        if "head" in self.over and self.over & {"views", "patients", "microbatches"}:
+        if "head" in self.over and self.over & {"views", "patients", "microbatches", "dropout"}:
             raise ConfigError(
                 "audit-parts-exclude",
-                "head goes with neither views, patients nor microbatches.",
-                why="The closed form is for rows that are units, all at once.",
+                "head goes with neither views, patients, microbatches nor dropout.",
+                why="The closed form is for fixed rows that are units, all at once.",
                 fix="Audit the head in a run of its own.",
             )
         if "resume" in self.over and self.plan.num_steps < 2:
@@ -81,43 +86,70 @@ class Pipeline:
                 fix="Give --num-steps 2 or more.",
             )
 
-    def observe(self, *, member: bool) -> Observation:
-        """Train once, with the canary among the units or without it."""
-        state, start, middle = self._fresh(0), 0, self.plan.num_steps // 2
+    def observe(self, present: Present, *, num_steps: int | None = None) -> Observation:
+        """Train once with the canaries that are ``present``, and look at all steps or the first ones."""
+        num_steps = num_steps or self.plan.num_steps
+        units, middle = self.units(present), num_steps // 2
+        state, start = self._fresh(0), 0
         if "resume" in self.over:
-            self._run(state, member, stop=middle)
+            self._run(state, units, present, stop=middle)
             state, start = self._restored(state, step=middle), middle
-        self._run(state, member, start=start)
-        weights, gradients = (torch.stack(part).double() for part in zip(*state.optimizer.seen, strict=True))
+        self._run(state, units, present, start=start, stop=num_steps)
+        seen = state.optimizer.seen
         # the loop divides by the expected size and the clip norm
-        gradients *= self.plan.batch_size
-        projections = (gradients[:, :, CANARY] * self._directions(weights)).sum((1, 2))
-        silent = gradients[:, :, SILENT].contiguous().numpy()
-        # weights move against the gradient, from zero
-        averaged = -state.average.weights["head.weight"][:, CANARY].double() / LEARNING_RATE
+        size = self.plan.batch_size
+        silent = [step.silent * size for step in seen]
         return Observation(
-            projections=projections.numpy(),
+            projections=np.stack([self._projections(step.weights, step.gradient) for step in seen]) * size,
+            averaged=self._averaged(state, seen[0].weights, num_steps) * size,
             silent_squares=float(np.square(silent).sum()),
             fingerprints=tuple(_fingerprint(step) for step in silent),
-            averaged=float((averaged * self._directions(weights[:1])[0]).sum()) * self.plan.batch_size,
+            others=seen[0].others * size,
         )
 
-    def _directions(self, weights: Tensor) -> Tensor:
-        """Unit vectors along the canary's clipped gradient under the weights of each step, in its channel."""
-        if self.canary == "gradient":
-            directions = torch.zeros(len(weights), NUM_CLASSES, SIDE**2, dtype=torch.float64)
-            directions[:, LABEL, 0] = 1.0
-            return directions
-        row = torch.full((SIDE**2,), 1 / STD, dtype=torch.float64)
-        wrong = torch.softmax(weights[:, :, CANARY] @ row, dim=1)
-        wrong[:, LABEL] -= 1
-        return (wrong / wrong.norm(dim=1, keepdim=True))[:, :, None] * (row / row.norm())
+    def replayed_others(self, present: Present) -> np.ndarray:
+        """The first step's sum where the other units live, before noise: full batches, its own randomness."""
+        state, units = self._fresh(0), self.units(present)
+        gradient_sum = self._sum(state.model, units, SecureSource(), present)
+        total = gradient_sum(torch.arange(gradient_sum.num_units), 0).gradients["head.weight"]
+        blocks = total.double().reshape(NUM_CLASSES, -1, SIDE**2)
+        return (blocks[:, OTHERS] / self.plan.clip_norm).numpy()
 
-    def _run(self, state: _State, member: bool, *, start: int = 0, stop: int | None = None) -> None:
+    def _projections(self, weights: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """Of one gradient on the canaries' clipped gradients; shapes as in ``Watched``."""
+        if self.canary == "gradient":
+            return gradient[LABEL, :, 0]
+        wrong = softmax(weights / STD, axis=0)
+        wrong[LABEL] -= 1
+        # without a clip a canary may be learnt in one step, and have no gradient after it
+        wrong /= np.maximum(np.linalg.norm(wrong, axis=0), 1e-300)
+        # all pixels of a canary are equal, so that its row has the direction of ones
+        return (wrong * gradient.sum(-1)).sum(0) / SIDE
+
+    def _averaged(self, state: _State, weights: np.ndarray, num_steps: int) -> np.ndarray:
+        moved = state.average.weights["head.weight"].double().reshape(NUM_CLASSES, -1, SIDE**2)
+        # weights move against the gradient, from zero
+        found = self._projections(weights, -moved[:, FIRST_CANARY:].numpy() / LEARNING_RATE)
+        weight, average = 0.0, 0.0
+        for step in range(num_steps):
+            decay = min(EMA_DECAY, (1 + step) / (10 + step))
+            weight += self.plan.sampling_rate / self.plan.batch_size
+            average = decay * average + (1 - decay) * weight
+        return found - average / 2
+
+    def _run(
+        self,
+        state: _State,
+        units: Units,
+        present: Present,
+        *,
+        start: int = 0,
+        stop: int,
+    ) -> None:
         source = SecureSource()
         steps = fit(
             state.model,
-            self._sum(state.model, source, member),
+            self._sum(state.model, units, source, present),
             self.plan,
             optimizer=state.optimizer,
             learning_rate=lambda step: LEARNING_RATE,
@@ -135,7 +167,8 @@ class Pipeline:
         model = self._models[number]  # checking a new model takes longer than a step
         nn.init.zeros_(model.head.weight)
         nn.init.zeros_(model.head.bias)
-        return _State(model, WeightAverage.start(model, decay=EMA_DECAY), _RecordingSGD(model))
+        average = WeightAverage.start(model, decay=EMA_DECAY)
+        return _State(model, average, RecordingSGD(model, learning_rate=LEARNING_RATE))
 
     def _restored(self, state: _State, *, step: int) -> _State:
         """Saved to a file, and read back by a program that knows nothing else."""
@@ -148,63 +181,65 @@ class Pipeline:
         return fresh
 
     @cached_property
-    def _models(self) -> tuple[_LinearModel, _LinearModel]:
+    def _models(self) -> tuple[WatchedModel, WatchedModel]:
         """Before an interruption and after it."""
-        return _LinearModel(), _LinearModel()
+        first, second = (
+            WatchedModel(self.num_canaries, num_classes=NUM_CLASSES, dropout="dropout" in self.over)
+            for _ in range(2)
+        )
+        return first, second
 
-    def _sum(self, model: nn.Module, source: RandomSource, member: bool) -> GradientSum:
-        """The clipped sums of the units, with the canary or without."""
-        units = self._units[member and self.canary == "input"]
+    def _sum(self, model: nn.Module, units: Units, source: RandomSource, present: Present) -> GradientSum:
+        """The clipped sums of the units."""
+        clip_norm = self.plan.clip_norm
         if "head" in self.over:
-            found: GradientSum = self._head_sum(model, member and self.canary == "input")
+            rows = units.data.images.flatten(1) / (255 * STD)
+            inputs = LastLayerViews(images=self._views, features=rows)
+            closed = head_gradients(model, inputs, units, clip_norm=clip_norm)
+            if closed is None:
+                raise AssertionError("the audit's own model has a closed form")
+            found: GradientSum = closed
         else:
             found = EngineSum(
                 model=model,
                 units=units,
                 inputs=self._views,
-                clip_norm=self.plan.clip_norm,
+                clip_norm=clip_norm,
                 source=source,
                 max_rows=2 if "microbatches" in self.over else 4096,
             )
-        if self.canary == "gradient" and member:
-            return WithGradientCanary(others=found, clip_norm=self.plan.clip_norm)
+        if self.canary == "gradient":
+            return WithGradientCanaries(
+                others=found, present=np.flatnonzero(present), label=LABEL, clip_norm=clip_norm
+            )
         return found
-
-    def _head_sum(self, model: nn.Module, member: bool) -> GradientSum:
-        """The closed form, built once: its rows never change."""
-        key = (self._models.index(model), member)
-        if key not in self._head_sums:
-            units = self._units[member]
-            rows = units.data.images.flatten(1) / (255 * STD)
-            inputs = LastLayerViews(images=self._views, features=rows)
-            found = head_gradients(model, inputs, units, clip_norm=self.plan.clip_norm)
-            if found is None:
-                raise AssertionError("the audit's own model has a closed form")
-            self._head_sums[key] = found
-        return self._head_sums[key]
-
-    @cached_property
-    def _head_sums(self) -> dict[tuple[int, bool], GradientSum]:
-        return {}
 
     @cached_property
     def _views(self) -> Views:
-        # the canary is of one colour, so that every crop and flip of it is the same
-        count, padding = (4, 2) if "views" in self.over else (0, 0)
+        # a canary is of one colour, so that every crop and flip of it is the same
+        count, padding = (4, 1) if "views" in self.over else (0, 0)
         return Views(mean=(0.0,), std=(STD,), count=count, padding=padding, flip=bool(count))
 
+    def units(self, present: Present) -> Units:
+        """The canaries that are there, and all others; canaries in gradient space have no images."""
+        kept = np.ones(self.num_canaries + NUM_OTHERS, dtype=bool)
+        kept[: self.num_canaries] = np.asarray(present) & (self.canary == "input")
+        data = self._everybody.select(torch.from_numpy(kept)[self._everybody.patients])
+        return Units.patients(data, max_images=2) if "patients" in self.over else Units.images(data)
+
     @cached_property
-    def _units(self) -> dict[bool, Units]:
-        """The units without the canary, and with it as the last."""
-        images_each = 3 if "patients" in self.over else 1
+    def _everybody(self) -> ImageSet:
+        images_each, num_units = 6 if "patients" in self.over else 1, self.num_canaries + NUM_OTHERS
         draws = torch.Generator().manual_seed(0)  # public images; nothing rests on which they are
-        images = torch.zeros(NUM_UNITS, images_each, 3, SIDE, SIDE, dtype=torch.uint8)
-        shape = (NUM_UNITS - 1, images_each, SIDE, SIDE)
-        images[:-1, :, 0] = torch.randint(1, 256, shape, generator=draws, dtype=torch.uint8)
-        images[-1, :, 1] = 255
-        labels = torch.randint(0, NUM_CLASSES, (NUM_UNITS,), generator=draws)
-        labels[-1] = LABEL
-        numbers = torch.arange(NUM_UNITS).repeat_interleave(images_each)
+        shape = (num_units, images_each, FIRST_CANARY + self.num_canaries, SIDE, SIDE)
+        images, canaries = torch.zeros(shape, dtype=torch.uint8), torch.arange(self.num_canaries)
+        # few bright pixels, so that other views of an image or other dropped pixels change its direction
+        bright = torch.rand(NUM_OTHERS, images_each, SIDE, SIDE, generator=draws) < BRIGHT
+        images[self.num_canaries :, :, OTHERS] = 255 * bright.byte()
+        images[canaries, :, FIRST_CANARY + canaries] = 255
+        labels = torch.randint(0, NUM_CLASSES, (num_units,), generator=draws)
+        labels[canaries] = LABEL
+        numbers = torch.arange(num_units).repeat_interleave(images_each)
         data = ImageSet(
             images=images.flatten(0, 1),
             labels=labels[numbers],
@@ -212,66 +247,14 @@ class Pipeline:
             patients=numbers,
             name="audit",
         )
-        sets = {True: data, False: data.select(numbers < NUM_UNITS - 1)}
-        if "patients" in self.over:
-            return {key: Units.patients(value, max_images=2) for key, value in sets.items()}
-        return {key: Units.images(value) for key, value in sets.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class WithGradientCanary:
-    """Sums of ``others`` and of one more unit, the last, whose clipped gradient is one coordinate.
-
-    It passes by the clip, so that sampling, noise and loop are audited alone.
-    """
-
-    others: GradientSum
-    clip_norm: float
-
-    @property
-    def num_units(self) -> int:
-        return self.others.num_units + 1
-
-    def __call__(self, indices: Tensor, step: int) -> ClippedSum:
-        is_canary = indices == self.others.num_units
-        total = self.others(indices[~is_canary], step)
-        if is_canary.any():
-            total.gradients["head.weight"][LABEL, CANARY.start] += self.clip_norm
-        return total
-
-
-class _LinearModel(nn.Sequential):
-    """Softmax regression on pixels."""
-
-    head: nn.Linear
-
-    def __init__(self) -> None:
-        head = nn.Linear(3 * SIDE**2, NUM_CLASSES)
-        super().__init__(OrderedDict[str, nn.Module](flatten=nn.Flatten(), head=head))
-
-
-class _RecordingSGD(torch.optim.SGD):
-    """Ordinary SGD that keeps the weights and the gradient of every step."""
-
-    def __init__(self, model: _LinearModel) -> None:
-        super().__init__(model.parameters(), lr=LEARNING_RATE)
-        self.weight = model.head.weight
-        self.seen: list[tuple[Tensor, Tensor]] = []
-        self.register_step_pre_hook(_record_step)
-
-
-def _record_step(optimizer: torch.optim.Optimizer, _args: object, _options: object) -> None:
-    assert isinstance(optimizer, _RecordingSGD)
-    gradient = optimizer.weight.grad
-    assert gradient is not None  # the loop sets it before each step
-    optimizer.seen.append((optimizer.weight.detach().clone(), gradient.clone()))
+        return data.select(numbers >= 0)  # one that knows its images' checksums
 
 
 @dataclass(frozen=True)
 class _State:
-    model: _LinearModel
+    model: WatchedModel
     average: WeightAverage
-    optimizer: _RecordingSGD
+    optimizer: RecordingSGD
 
 
 def _fingerprint(values: np.ndarray) -> int:

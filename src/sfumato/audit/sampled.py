@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 from scipy.special import ndtr, ndtri
 
 from sfumato import accounting
 from sfumato.audit.bounds import epsilon_of_mu
-from sfumato.audit.intervals import upper_rate
 from sfumato.privacy.plan import Plan
 
 MOST_NOISE, LEAST_NOISE = 1e4, 1e-2
@@ -27,16 +25,6 @@ def total_error(plan: Plan) -> float:
     if plan.sampling_rate == 1:
         return 2 * float(ndtr(-plan.mu_gdp / 2))
     return 1 - accounting.delta(plan.events(), epsilon=0.0, accountant=plan.accountant)
-
-
-def total_error_above(num_errors: float, num_scores: int, failure_probability: float) -> float:
-    """An upper bound of the sum of both error rates, from all errors among as many scores of either side.
-
-    Guarantee: the true sum is larger with probability at most ``failure_probability``, which is up to 0.2. Of
-    all pairs of rates with one sum, equal ones make few errors most likely (Hoeffding 1956, theorem 5), so
-    that both sides count as one binomial of ``num_scores`` in all: sharper than a bound for each rate.
-    """
-    return 2 * float(upper_rate(np.array([num_errors]), num_scores, failure_probability)[0])
 
 
 def refuted_epsilon(plan: Plan, total: float) -> float:

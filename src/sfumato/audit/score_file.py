@@ -15,15 +15,19 @@ from sfumato.files import write_text
 
 
 class Batch(msgspec.Struct, kw_only=True):
-    """Repetitions with the canary and as many without, in the order of their names below."""
+    """Some trainings of one kind, in the order in which they were made."""
 
-    scores: dict[str, tuple[list[float], list[float]]]  # statistic -> with the canary, without
+    probe: bool  # one canary and few steps, for the scale and the others
+    present: list[list[bool]]  # which canaries of each training were there
+    likelihood: list[list[float]]  # of each canary of each training
+    scale: list[float]
+    others: list[float]  # of probes with full batches
     fingerprints: list[int]  # of the first step's noise, one for each training
     repeated: int  # steps with noise that another step of the same training had
 
     @property
     def size(self) -> int:
-        return len(next(iter(self.scores.values()))[0])
+        return len(self.present)
 
 
 @dataclass

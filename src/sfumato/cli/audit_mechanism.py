@@ -14,10 +14,10 @@ from sfumato.cli import echo_json
 from sfumato.cli.progress import CountLines
 
 if TYPE_CHECKING:
-    from sfumato.audit.mechanism import MechanismResult
+    from sfumato.audit.mechanism_results import MechanismResult
     from sfumato.audit.pipeline import Canary, Part
 
-PARTS = ["views", "patients", "microbatches", "head", "ema", "resume"]
+PARTS = ["views", "patients", "microbatches", "dropout", "head", "ema", "resume"]
 FULL_SHARE, SAMPLED_SHARE = 0.9, 0.75
 
 
@@ -33,7 +33,8 @@ FULL_SHARE, SAMPLED_SHARE = 0.9, 0.75
 @click.option("--delta", default=1e-5, show_default=True, type=float)
 @click.option("--sampling-rate", default=1.0, show_default=True, type=float, help="q; 1: full batches.")
 @click.option("--num-steps", type=click.IntRange(1), help="Of each training.  [default: 1; 100 if sampled]")
-@click.option("--repetitions", type=click.IntRange(2), help="Trainings a side.  [default: what it takes]")
+@click.option("--trainings", type=click.IntRange(20), help="How many.  [default: what it takes]")
+@click.option("--canaries", type=click.IntRange(1), help="Of each training.  [default: what is fastest]")
 @click.option("--over", multiple=True, type=click.Choice(PARTS), help="A part to train through; repeat it.")
 @click.option("--canary", default="input", show_default=True, type=click.Choice(["input", "gradient"]))
 @click.option("--confidence", default=0.95, show_default=True, type=float)
@@ -45,7 +46,8 @@ def command(
     delta: float,
     sampling_rate: float,
     num_steps: int | None,
-    repetitions: int | None,
+    trainings: int | None,
+    canaries: int | None,
     over: tuple[str, ...],
     canary: str,
     confidence: float,
@@ -53,13 +55,14 @@ def command(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """Train thousands of tiny models through the product's own code, half of them with a canary, and bound ε.
+    """Train tiny models through the product's own code, with canaries that fair coins choose, and bound ε.
 
     The auditor sees every update. By default there are as many trainings as prove 90 % of the nominal ε (75 %
-    with sampling), with probability 95 %, if nothing is wrong. The same command with the same --out goes on
+    with sampling), with probability 99 %, if nothing is wrong. The same command with the same --out goes on
     where it was stopped. Exit code 1: more was found than is promised.
     """
-    from sfumato.audit.mechanism import MechanismAudit, enough_repetitions, run_mechanism_audit
+    from sfumato.audit.mechanism import MechanismAudit, sized
+    from sfumato.audit.mechanism_results import run_mechanism_audit
     from sfumato.data.readers.decode import num_threads
 
     share = FULL_SHARE if sampling_rate == 1 else SAMPLED_SHARE
@@ -75,23 +78,24 @@ def command(
         )
         for epsilon in epsilons
     ]
-    for audit in audits:
+    planned = [sized(audit, share=share, num_canaries=canaries) for audit in audits]
+    for audit, _ in planned:
         audit.check()
     results, scores, began = [], [], time.monotonic()
-    for audit in audits:
-        result, sides = run_mechanism_audit(
+    for audit, enough in planned:
+        result, trials = run_mechanism_audit(
             audit,
-            repetitions=repetitions or enough_repetitions(audit, share=share),
+            trainings=trainings or enough,
             scores=None if out is None else out / f"scores-{audit.epsilon:g}.jsonl",
             workers=workers or num_threads(),
-            on_progress=partial(CountLines("pairs of trainings", quiet=as_json), f"ε = {audit.epsilon:g}"),
+            on_progress=partial(CountLines("trainings", quiet=as_json), f"ε = {audit.epsilon:g}"),
         )
         results.append(result)
-        scores.append(sides["likelihood"])
+        scores.append(trials.sides)
         if not as_json:
             _echo(result)
     if out is not None:
-        _write(out, results, scores, audits)
+        _write(out, results, scores, [audit for audit, _ in planned])
     if as_json:
         seconds = time.monotonic() - began
         echo_json({"results": [result.as_dict() for result in results], "seconds": seconds})
@@ -121,7 +125,8 @@ def _echo(result: MechanismResult) -> None:
         f"ε = {round_up(result.nominal_epsilon, 3)} promised   "
         f"at least {round_down(result.epsilon, 3)} found "
         f"({100 * result.share:.0f} %, {100 * result.confidence:g} % sure)   "
-        f"at most {result.ceiling:.3g} could have been   {result.repetitions:,} trainings a side"
+        f"at most {round_up(result.ceiling, 3)} could have been   "
+        f"{result.trainings:,} trainings of {result.canaries} canaries"
     )
     click.echo(
         f"    noise multiplier {result.measured_noise_multiplier:.4g} measured, "
