@@ -123,12 +123,15 @@ class TrainingSettings:
     num_steps: Positive | None = setting(None, "updates; give this or num_epochs")
     num_epochs: NotNegative | None = setting(None, "expected passes over the data")
     loss: Literal["cross-entropy", "label-smoothing"] = setting("cross-entropy", "of one image")
-    optimizer: str = setting("SGD", "any of torch.optim, e.g. SGD, NAdam, AdamW")
+    optimizer: str = setting("SGD", "any of torch.optim, e.g. SGD, NAdam, AdamW; or AdamBC")
     learning_rate: NotNegative | None = setting(
         None, "see normalised_update; absent: 1, on fixed features what the budget gives"
     )
     optimizer_options: Mapping[str, Scalar] = options_table(
         "its other arguments, e.g. momentum, weight_decay"
+    )
+    kalman_gain: Annotated[float, Meta(gt=0, lt=1)] | None = setting(
+        None, "κ of the filter over noisy gradients (DiSK, Zhang et al. 2025), e.g. 0.7; absent: none"
     )
     normalised_update: bool = setting(True, "divide the noisy sum by clip_norm too, as De et al. do")
     ema_decay: Share = setting(0.0, "decay of the averaged weights; 0 releases the last ones")
@@ -155,6 +158,10 @@ class AugmentationSettings:
     views: Count = setting(0, "K; 0 trains on the images as they are")
     padding: Count = setting(4, "pixels of mirror padding before the random crop")
     flip: bool = setting(True, "horizontal flips")
+    mixed_views: Count = setting(0, "further views, each mixed of two of them (DP-Mix, Bao et al. 2023)")
+    mix_alpha: Annotated[float, Meta(ge=0.01, le=100)] = setting(
+        0.2, "α of Beta(α, α), from which the weight in a mixture is drawn"
+    )
 
 
 def check_mean_noise(value: float) -> None:
