@@ -97,6 +97,7 @@ def test_the_memory_of_a_method_is_saved_with_the_optimizer(tmp_path, method):
         ({"augmentation__mixed_views": 2}, "bad-augmentation"),
         ({"augmentation__mixed_views": 2, "augmentation__views": 1}, "bad-augmentation"),
         ({"augmentation__mix_alpha": 0.0}, "bad-value"),
+        ({"augmentation__mix_alpha": 1e-3}, "bad-augmentation"),
         (
             {"training__optimizer": "AdamBC", "training__optimizer_options": {"floor": 0.0}},
             "bad-optimizer-option",

@@ -24,6 +24,8 @@ from sfumato.recipes.reference import ReferenceSettings
 from sfumato.recipes.settings import (
     AboveZero,
     Count,
+    FromOne,
+    Inside,
     NotNegative,
     Positive,
     Scalar,
@@ -95,7 +97,7 @@ class PrivacySettings:
 
     enabled: bool = setting(True, "false trains without any privacy, for baselines and public data")
     epsilon: AboveZero | None = setting(None, "the budget; the noise is calibrated to it", check=check_budget)
-    delta: Annotated[float, Meta(gt=0, lt=1)] | None = setting(
+    delta: Inside | None = setting(
         None, "absent: the largest power of ten below 1 / (number of units)", check=check_delta
     )
     noise_multiplier: AboveZero | None = setting(None, "noise per unit of sensitivity, when fixed by hand")
@@ -109,9 +111,7 @@ class PrivacySettings:
     )
     sampling: SchemeName = setting("poisson", "full: every unit in every step")
     mechanism: MechanismName = setting("gaussian", "the kind of noise")
-    tuning_runs: Annotated[float, Meta(ge=1)] | None = setting(
-        None, "mean number of runs of a counted search"
-    )
+    tuning_runs: FromOne | None = setting(None, "mean number of runs of a counted search")
     uncounted_search: bool = setting(False, "settings were chosen on these data and epsilon leaves it out")
 
 
@@ -130,9 +130,7 @@ class TrainingSettings:
     optimizer_options: Mapping[str, Scalar] = options_table(
         "its other arguments, e.g. momentum, weight_decay"
     )
-    kalman_gain: Annotated[float, Meta(gt=0, lt=1)] | None = setting(
-        None, "κ of the filter over noisy gradients (DiSK, Zhang et al. 2025), e.g. 0.7; absent: none"
-    )
+    kalman_gain: Inside | None = setting(None, "κ of the filter of DiSK (Zhang et al. 2025), e.g. 0.7")
     normalised_update: bool = setting(True, "divide the noisy sum by clip_norm too, as De et al. do")
     ema_decay: Share = setting(0.0, "decay of the averaged weights; 0 releases the last ones")
     evaluate_every: Count = setting(0, "steps between evaluations; 0: about ten in all")
@@ -159,9 +157,7 @@ class AugmentationSettings:
     padding: Count = setting(4, "pixels of mirror padding before the random crop")
     flip: bool = setting(True, "horizontal flips")
     mixed_views: Count = setting(0, "further views, each mixed of two of them (DP-Mix, Bao et al. 2023)")
-    mix_alpha: Annotated[float, Meta(ge=0.01, le=100)] = setting(
-        0.2, "α of Beta(α, α), from which the weight in a mixture is drawn"
-    )
+    mix_alpha: AboveZero = setting(0.2, "α of Beta(α, α), from which the weight in a mixture is drawn")
 
 
 def check_mean_noise(value: float) -> None:
