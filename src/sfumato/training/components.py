@@ -17,7 +17,7 @@ from sfumato.recipes.recipe import Recipe
 from sfumato.training.component_identity import identity_of
 from sfumato.training.gradient_sums import Loss
 from sfumato.training.loop import divisor_of
-from sfumato.training.optimizers import build_optimizer
+from sfumato.training.optimizers import ADAM_BC, build_optimizer
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -60,7 +60,8 @@ class Components:
             model,
             learning_rate=settings.learning_rate,
             options=dict(settings.optimizer_options),
-            noise_stddev=None if plan is None else self.update_noise(recipe, plan),
+            # a clipping function of a caller's own is not asked where nobody needs the answer
+            noise_stddev=self.update_noise(recipe, plan) if plan and settings.optimizer == ADAM_BC else None,
         )
 
     def update_noise(self, recipe: Recipe, plan: Plan) -> float:

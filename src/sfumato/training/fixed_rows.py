@@ -18,7 +18,7 @@ from sfumato.training.last_layer import LastLayerViews
 
 if TYPE_CHECKING:
     from sfumato.randomness import RandomSource, UnitRandomness
-    from sfumato.recipes.recipe import FeatureSettings
+    from sfumato.recipes.feature_settings import FeatureSettings
 
 ROWS_AT_ONCE = 4096  # of one pass; the engine adds no more than piece.UNITS_PER_CALL in one call
 
