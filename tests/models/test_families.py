@@ -52,8 +52,10 @@ def test_the_order_of_resnet9_is_an_option() -> None:
     assert kinds["act-norm"] == [nn.Conv2d, nn.Mish, nn.GroupNorm]
 
 
-def wide_resnet_by_hand(state: dict[str, Tensor], x: Tensor, *, depth: int, groups: int) -> Tensor:
-    """De et al.'s net from its description, on the bare tensors."""
+def wide_resnet_by_hand(
+    state: dict[str, Tensor], x: Tensor, *, depth: int, groups: int, skips_norm_first: bool = False
+) -> Tensor:
+    """De et al.'s net from its description, on the bare tensors; with TAN's order of the skips if asked."""
 
     def conv(name: str, x: Tensor, stride: int = 1) -> Tensor:
         w = state[f"{name}.weight"]
@@ -67,6 +69,12 @@ def wide_resnet_by_hand(state: dict[str, Tensor], x: Tensor, *, depth: int, grou
     def pre(name: str, x: Tensor) -> Tensor:
         return F.group_norm(F.relu(x), groups, state[f"{name}.weight"], state[f"{name}.bias"])
 
+    def skip(block: str, x: Tensor, stride: int) -> Tensor:
+        if not skips_norm_first:
+            return conv(f"{block}.skip.2", pre(f"{block}.skip.1", x), stride)
+        norm = F.group_norm(x, groups, state[f"{block}.skip.0.weight"], state[f"{block}.skip.0.bias"])
+        return conv(f"{block}.skip.2", F.relu(norm), stride)
+
     x = conv("stem", x)
     per_stage = (depth - 4) // 6
     for index in range(3 * per_stage):
@@ -75,7 +83,7 @@ def wide_resnet_by_hand(state: dict[str, Tensor], x: Tensor, *, depth: int, grou
         block = f"blocks.{index}"
         h = conv(f"{block}.branch.2", pre(f"{block}.branch.1", x), stride)
         h = conv(f"{block}.branch.5", pre(f"{block}.branch.4", h))
-        x = h + (conv(f"{block}.skip.2", pre(f"{block}.skip.1", x), stride) if first else x)
+        x = h + (skip(block, x, stride) if first else x)
     return pre("last.1", x).mean(dim=(2, 3)) @ state["head.weight"].T + state["head.bias"]
 
 
@@ -90,6 +98,29 @@ def test_the_wide_resnet_computes_what_the_paper_describes() -> None:
         torch.testing.assert_close(model(x), expected)
         wrong = wide_resnet_by_hand(model.state_dict(), x, depth=16, groups=8)
         assert not torch.allclose(model(x), wrong, atol=1e-3)
+
+
+def test_the_wide_resnet_with_the_skips_of_tan_computes_what_its_authors_describe() -> None:
+    torch.manual_seed(0)
+    model = sfumato.create_model("wrn_16_2", num_classes=3, skip_order="norm-act").double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+        expected = wide_resnet_by_hand(model.state_dict(), x, depth=16, groups=16, skips_norm_first=True)
+        torch.testing.assert_close(model(x), expected)
+        plain = sfumato.create_model("wrn_16_2", num_classes=3).double()
+        weights = [value.clone() for value in model.parameters()]
+        for parameter, value in zip(plain.parameters(), weights, strict=True):
+            parameter.copy_(value)  # the same number of weights, in another order
+        assert not torch.allclose(plain(x), expected, atol=1e-3)
+    assert_private_step_is_exact(model, torch.randn(6, 3, 16, 16))
+
+
+def test_an_order_for_skips_that_have_no_norm_is_refused() -> None:
+    with pytest.raises(ConfigError, match="neither norm nor activation") as caught:
+        sfumato.create_model("wrn_16_1", num_classes=3, groups=4, skip="bare", skip_order="norm-act")
+    assert caught.value.code == "bad-model-option"
 
 
 def test_the_skips_of_a_wide_resnet_have_an_order_of_their_own() -> None:

@@ -106,6 +106,19 @@ def test_a_row_of_the_small_form_is_called_what_it_is() -> None:
             assert len(set(places)) == len(places)
 
 
+def test_a_recipe_of_two_tables_has_one_small_form_so_that_its_runs_serve_both() -> None:
+    forms: dict[str, dict[str, object]] = {}
+    for name in list_families():
+        family = load_family(name)
+        for condition in conditions_of(family, "mini") if family.mini_note else ():
+            form = dataclasses.replace(condition.recipe, reference=None)
+            forms.setdefault(condition.recipe_name, {})[name] = form
+    shared = {recipe: found for recipe, found in forms.items() if len(found) > 1}
+    assert set(shared["bao2024/scalenorm-order"]) == {"bao2024/scalenorm", "bao2024/methods"}
+    for recipe, found in shared.items():
+        assert len(set(map(repr, found.values()))) == 1, recipe
+
+
 def test_every_small_net_takes_its_images() -> None:
     seen = set()
     for name in list_families():

@@ -125,7 +125,7 @@ class ManySums:
 
         A shorter batch is filled up with pairs that are not ``present``, of whom nothing is counted.
         """
-        rows = max(1, self.inputs.count)
+        rows = self.inputs.rows_per_image
         owners = indices.numpy() % self.num_models
         indices = indices[torch.from_numpy(np.argsort(owners, kind="stable"))]
         sizes = np.bincount(owners, minlength=self.num_models)
@@ -151,7 +151,7 @@ class ManySums:
 
     def _drawn(self, units: Units, pairs: Tensor, randomness: UnitRandomness) -> Tensor:
         """The rows of pairs, one pair's after another's, through the views of an ordinary training."""
-        rows = max(1, self.inputs.count)
+        rows = self.inputs.rows_per_image
         parts = self.inputs.microbatches(
             units, pairs, max_rows=rows * len(pairs), randomness=randomness, device=torch.device("cpu")
         )

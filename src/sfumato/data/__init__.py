@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sfumato.data.augmentation import augment, crop_and_flip, normalisation_for, normalise
+    from sfumato.data.augmentation import augment, crop_and_flip, mix_views, normalisation_for, normalise
     from sfumato.data.images import DataSplits, ImageSet, carve_validation
     from sfumato.data.known import KNOWN_SETS
     from sfumato.data.loading import load_data
@@ -22,6 +22,7 @@ _HOMES = {
     "load_data": "loading",
     "augment": "augmentation",
     "crop_and_flip": "augmentation",
+    "mix_views": "augmentation",
     "normalise": "augmentation",
     "normalisation_for": "augmentation",
     "duplicate_images": "overlap",
@@ -39,6 +40,7 @@ __all__ = [
     "crop_and_flip",
     "duplicate_images",
     "load_data",
+    "mix_views",
     "normalisation_for",
     "normalise",
     "shared_images",

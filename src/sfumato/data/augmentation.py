@@ -1,10 +1,11 @@
-"""Views of De et al. 2022: mirror-padded random crops and flips, all images at once on their device."""
+"""Views of De et al. 2022, mirror-padded random crops and flips, and mixtures of an image's views."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from scipy.special import betaincinv
 from torch import Tensor
 
 from sfumato.errors import ConfigError
@@ -62,6 +63,17 @@ def check_views(*, views: int, padding: int, size: tuple[int, int]) -> None:
         )
 
 
+def check_mixing(*, views: int, mixed: int, alpha: float) -> None:
+    """Refuse mixtures of views where there are no two of them, and weights without a distribution."""
+    if mixed < 0 or (mixed and views < 2) or not 0.01 <= alpha <= 100:
+        raise ConfigError(
+            "bad-augmentation",
+            f"mixed_views = {mixed}, mix_alpha = {alpha:g} for {views} views.",
+            why="Each mixture is made of two views of one image; other images' would void the guarantee.",
+            fix="Use at least 2 views with mixed_views, and a mix_alpha from 0.01 to 100.",
+        )
+
+
 def augment(
     images: Tensor, *, views: int, padding: int = 4, flip: bool = True, generator: torch.Generator
 ) -> Tensor:
@@ -95,6 +107,27 @@ def crop_and_flip(images: Tensor, words: Tensor, *, padding: int, flip: bool) ->
     pixels = pixels.to(images.device).expand(-1, -1, channels, -1)
     source = images.reshape(batch, 1, channels, height * width).expand(-1, views, -1, -1)
     return torch.gather(source, 3, pixels).view(batch * views, channels, height, width)
+
+
+def mix_views(views: Tensor, words: Tensor, *, alpha: float) -> Tensor:
+    """Views (B, K, C, H, W) with mixtures of them behind: (B, K + M, C, H, W), the K as they are.
+
+    Bao et al. 2023, DP-Mix_self: a mixture is weight · a + (1 - weight) · b of two different views of ONE
+    image, whose label it keeps; the weight follows Beta(alpha, alpha). ``words``, (B, M, 3) random uint32,
+    say which two and how.
+
+    Guarantee: each mixture is computed from the views of its own image and its own words: no example enters
+    another's rows.
+    """
+    batch, count = views.shape[:2]
+    first = words[..., 0] % count
+    second = (first + 1 + words[..., 1] % (count - 1)) % count
+    uniform = (words[..., 2].double() + 0.5) * 2.0**-32  # in (0, 1)
+    weight = torch.from_numpy(betaincinv(alpha, alpha, uniform.cpu().numpy())).to(views)
+    image = torch.arange(batch, device=views.device)[:, None]
+    first, second = first.to(views.device), second.to(views.device)
+    mixed = torch.lerp(views[image, second], views[image, first], weight[..., None, None, None])
+    return torch.cat([views, mixed], dim=1)
 
 
 def _crop_index(size: int, words: Tensor, padding: int) -> Tensor:

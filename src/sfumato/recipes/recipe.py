@@ -20,10 +20,13 @@ from sfumato.accounting import check_budget, check_delta
 from sfumato.errors import ConfigError, did_you_mean
 from sfumato.recipes.choices import AccountantName, MechanismName, SchemeName
 from sfumato.recipes.families import member_index, member_table
+from sfumato.recipes.feature_settings import FeatureSettings
 from sfumato.recipes.reference import ReferenceSettings
 from sfumato.recipes.settings import (
     AboveZero,
     Count,
+    FromOne,
+    Inside,
     NotNegative,
     Positive,
     Scalar,
@@ -95,7 +98,7 @@ class PrivacySettings:
 
     enabled: bool = setting(True, "false trains without any privacy, for baselines and public data")
     epsilon: AboveZero | None = setting(None, "the budget; the noise is calibrated to it", check=check_budget)
-    delta: Annotated[float, Meta(gt=0, lt=1)] | None = setting(
+    delta: Inside | None = setting(
         None, "absent: the largest power of ten below 1 / (number of units)", check=check_delta
     )
     noise_multiplier: AboveZero | None = setting(None, "noise per unit of sensitivity, when fixed by hand")
@@ -109,9 +112,7 @@ class PrivacySettings:
     )
     sampling: SchemeName = setting("poisson", "full: every unit in every step")
     mechanism: MechanismName = setting("gaussian", "the kind of noise")
-    tuning_runs: Annotated[float, Meta(ge=1)] | None = setting(
-        None, "mean number of runs of a counted search"
-    )
+    tuning_runs: FromOne | None = setting(None, "mean number of runs of a counted search")
     uncounted_search: bool = setting(False, "settings were chosen on these data and epsilon leaves it out")
 
 
@@ -123,13 +124,14 @@ class TrainingSettings:
     num_steps: Positive | None = setting(None, "updates; give this or num_epochs")
     num_epochs: NotNegative | None = setting(None, "expected passes over the data")
     loss: Literal["cross-entropy", "label-smoothing"] = setting("cross-entropy", "of one image")
-    optimizer: str = setting("SGD", "any of torch.optim, e.g. SGD, NAdam, AdamW")
+    optimizer: str = setting("SGD", "any of torch.optim, e.g. SGD, NAdam, AdamW; or AdamBC")
     learning_rate: NotNegative | None = setting(
         None, "see normalised_update; absent: 1, on fixed features what the budget gives"
     )
     optimizer_options: Mapping[str, Scalar] = options_table(
         "its other arguments, e.g. momentum, weight_decay"
     )
+    kalman_gain: Inside | None = setting(None, "κ of the filter of DiSK (Zhang et al. 2025), e.g. 0.7")
     normalised_update: bool = setting(True, "divide the noisy sum by clip_norm too, as De et al. do")
     ema_decay: Share = setting(0.0, "decay of the averaged weights; 0 releases the last ones")
     evaluate_every: Count = setting(0, "steps between evaluations; 0: about ten in all")
@@ -155,30 +157,8 @@ class AugmentationSettings:
     views: Count = setting(0, "K; 0 trains on the images as they are")
     padding: Count = setting(4, "pixels of mirror padding before the random crop")
     flip: bool = setting(True, "horizontal flips")
-
-
-def check_mean_noise(value: float) -> None:
-    """Refuse noise so small that no accountant can say what it costs."""
-    if 0 < value < 1e-3:
-        raise ConfigError(
-            "bad-value",
-            f"features.mean_noise_multiplier is {value:g}.",
-            why="So little noise protects nobody.",
-            fix="Use 0 for no centring, or at least 0.001; 200 costs next to nothing.",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureSettings:
-    """[features]: the model's features are fixed and computed once; only what stands on them is trained."""
-
-    num_images: Annotated[int, Meta(ge=50)] = setting(12_000, "generated images that features are fitted on")
-    seed: Annotated[int, Meta(ge=0, le=2**31)] = setting(0, "of the generated images: public")
-    mean_noise_multiplier: NotNegative = setting(
-        200.0, "noise of the private mean row; 0: no centring", check=check_mean_noise
-    )
-    reference_steps: Positive = setting(60, "steps at ε = 1 on 50,000 units; scaled to the budget")
-    reference_rate: NotNegative = setting(20.0, "learning rate there; scaled to the budget")
+    mixed_views: Count = setting(0, "further views, each mixed of two of them (DP-Mix, Bao et al. 2023)")
+    mix_alpha: AboveZero = setting(0.2, "α of Beta(α, α), from which the weight in a mixture is drawn")
 
 
 @dataclass(frozen=True, kw_only=True)

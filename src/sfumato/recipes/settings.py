@@ -27,6 +27,8 @@ Positive = Annotated[int, Meta(ge=1)]
 AboveZero = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+FromOne = Annotated[float, Meta(ge=1)]
+Inside = Annotated[float, Meta(gt=0, lt=1)]
 _SHORT = 60  # characters
 
 

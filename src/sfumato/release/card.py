@@ -123,11 +123,13 @@ def _training(config: Mapping[str, Any], recipe: Recipe) -> str:
     size, channels = config["image_size"], "grey" if config["channels"] == 1 else "colour"
     training = recipe.training
     rate = f"{training.optimizer}, learning rate {training.learning_rate:g} ({recipe.schedule.name})"
-    views = recipe.augmentation.views
+    views, mixed = recipe.augmentation.views, recipe.augmentation.mixed_views
+    shown = f"{views} views per image" + (f" and {mixed} mixtures of them" if mixed else "")
+    filtered = "" if training.kalman_gain is None else f", Kalman filter of gain {training.kalman_gain:g}"
     return (
         f"## Training\n\n{len(config['classes'])} classes; {channels} images of {size} x {size} pixels, "
-        f"normalised with the public constants in config.json. {rate}; "
-        f"{f'{views} views per image' if views else 'no augmentation'}; weight average with decay "
+        f"normalised with the public constants in config.json. {rate}{filtered}; "
+        f"{shown if views else 'no augmentation'}; weight average with decay "
         f"{training.ema_decay:g}. {_canaries(recipe)}Weights are safetensors; nothing in this folder is "
         "executable."
     )

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from sfumato.files import write_text
 from sfumato.privacy.statement import round_up
+from sfumato.recipes.recipe import AugmentationSettings
 from sfumato.release.card import headline
 from sfumato.release.escaping import one_line
 from sfumato.reporting.audit_charts import bound_chart, histogram_chart, roc_chart
@@ -156,7 +157,7 @@ def _spending(records: Sequence[RunRecord]) -> Markup | None:
 
 def _settings(record: RunRecord) -> Mapping[str, str]:
     privacy, recipe = record.privacy, record.recipe
-    mu = privacy.get("mu_gdp")
+    mu, gain = privacy.get("mu_gdp"), recipe.training.kalman_gain
     return {
         "noise multiplier σ": _plain(privacy.get("noise_multiplier")),
         "clip norm C": _plain(privacy.get("clip_norm")),
@@ -165,9 +166,14 @@ def _settings(record: RunRecord) -> Mapping[str, str]:
         "μ (Gaussian DP)": "none" if mu is None else round_up(mu),
         "optimizer": recipe.training.optimizer,
         "learning rate": f"{record.learning_rate} ({recipe.schedule.name})",
-        "views": str(recipe.augmentation.views),
+        "views": _views(recipe.augmentation),
+        **({} if gain is None else {"gain κ of the Kalman filter": f"{gain:g}"}),
         "weight average": f"{recipe.training.ema_decay:g}",
     }
+
+
+def _views(settings: AugmentationSettings) -> str:
+    return f"{settings.views}" + (f" + {settings.mixed_views} mixed" if settings.mixed_views else "")
 
 
 def _machine(record: RunRecord) -> Mapping[str, str]:

@@ -34,11 +34,10 @@ class Estimate:
 
 def estimate(prepared: Prepared) -> Estimate:
     """Measure one microbatch of random inputs and scale it up; no private image is used."""
-    views = max(1, prepared.views.count)
     images_per_unit = (
         prepared.units.offsets.diff().clamp(max=prepared.units.max_images).double().mean().item()
     )
-    rows_per_step = max(1, round(prepared.batch_size * images_per_unit * views))
+    rows_per_step = max(1, round(prepared.batch_size * images_per_unit * prepared.views.rows_per_image))
     weights = sum(value.numel() * value.element_size() for value in prepared.model.parameters())
     # what is loaded; weights, their average, the sum, its noise in double precision, the optimizer's memory
     memory = psutil.Process().memory_info().rss + 8 * weights

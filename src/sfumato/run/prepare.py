@@ -44,6 +44,7 @@ from sfumato.training.finetuning import choose_trained
 from sfumato.training.fixed_rows import in_closed_form
 from sfumato.training.gradient_sums import Loss
 from sfumato.training.inputs import Inputs, Units, Views
+from sfumato.training.kalman import KalmanFilter
 from sfumato.training.last_layer import last_layer_views
 
 
@@ -117,6 +118,12 @@ class Prepared:
         return self.components.clipping_of(self.recipe)
 
     @property
+    def kalman(self) -> KalmanFilter | None:
+        """The filter over noisy gradients, if the recipe wants one; its memory is the optimizer's."""
+        gain = self.recipe.training.kalman_gain
+        return None if gain is None else KalmanFilter(self.optimizer, gain=gain)
+
+    @property
     def in_closed_form(self) -> bool:
         """Whether the clipped sums of this run have a closed form."""
         supported = self.loss is cross_entropy and self.clipping == FlatClipping()
@@ -174,7 +181,7 @@ def prepare(
     network = build_network(
         recipe, train, source, checkpoint=checkpoint, device=device, model=model, observer=observer
     )
-    optimizer = components.optimizer_of(recipe, network)
+    optimizer = components.optimizer_of(recipe, network, plan)
     check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
     check_room(recipe, network)
     max_rows = recipe.performance.microbatch_size or fitting_rows(network, train, device)
@@ -215,6 +222,8 @@ def image_views(resolved: Resolved) -> Views:
         count=settings.views,
         padding=settings.padding,
         flip=settings.flip,
+        mixed=settings.mixed_views,
+        alpha=settings.mix_alpha,
     )
 
 

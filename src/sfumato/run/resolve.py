@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from sfumato.data import DataSplits, ImageSet, carve_validation, load_data
-from sfumato.data.augmentation import check_normalisation, check_views
+from sfumato.data.augmentation import check_mixing, check_normalisation, check_views
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.files import read_json, write_json
 from sfumato.privacy.plan import Plan
@@ -31,7 +31,7 @@ from sfumato.run.provenance import Constants, Provenance, find_provenance, norma
 from sfumato.run.weights import Checkpoint
 from sfumato.training.fixed_rows import FeatureViews
 from sfumato.training.inputs import Units
-from sfumato.training.optimizers import Schedule
+from sfumato.training.optimizers import ADAM_BC, Schedule, no_noise_to_remove
 
 _MAY_CHANGE = ("microbatch_size",)  # performance settings: see recipes.differences
 
@@ -135,6 +135,7 @@ def resolve(
     train = splits.train
     check_constants(recipe, train)
     check_steering(recipe, splits)
+    check_filter(recipe)
     check_canaries(recipe)
     num_units = len(group_units(recipe, train))
     recipe = with_delta(recipe, num_units)
@@ -218,6 +219,7 @@ def check_constants(recipe: Recipe, train: ImageSet) -> None:
     check_normalisation(recipe.data.mean, recipe.data.std, channels=channels)
     views = recipe.augmentation
     check_views(views=views.views, padding=views.padding, size=(height, width))
+    check_mixing(views=views.views, mixed=views.mixed_views, alpha=views.mix_alpha)
     if recipe.schedule.name == "step" and not recipe.schedule.every_epochs:
         raise ConfigError(
             "bad-value",
@@ -241,6 +243,22 @@ def check_steering(recipe: Recipe, splits: DataSplits) -> None:
             f"{' and '.join(decisions)} would decide by scores on private images",
             why="Each such decision tells something about these images that epsilon does not count.",
             fix="Use a fixed schedule; or, if the val/ images are public, set data.val_is_public = true.",
+        )
+
+
+def check_filter(recipe: Recipe) -> None:
+    """Refuse the Kalman filter where there is no noise, or where its noise would be mistaken."""
+    gain = recipe.training.kalman_gain
+    if gain is None:
+        return
+    if not recipe.privacy.enabled:
+        raise no_noise_to_remove(f"training.kalman_gain = {gain:g} filters")
+    if recipe.training.optimizer == ADAM_BC:
+        raise ConfigError(
+            "filtered-noise",
+            f"training.kalman_gain = {gain:g} with training.optimizer = {ADAM_BC!r}",
+            why="AdamBC subtracts the variance of the planned noise; behind the filter it is smaller.",
+            fix="Use the filter with another optimizer, or AdamBC without it.",
         )
 
 

@@ -171,6 +171,7 @@ class Run:
             source=prepared.source,
             spend=self.persistence.account.spend,
             normalised_update=prepared.recipe.training.normalised_update,
+            kalman=prepared.kalman,
             start_step=self.step,
             on_noisy_sum=None if canaries is None else canaries.observe,
         )

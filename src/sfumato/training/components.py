@@ -11,11 +11,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from sfumato.gradients import CLIPPINGS, Clipping
+from sfumato.privacy.plan import Plan
 from sfumato.privacy.sampling_schemes import SamplingScheme
 from sfumato.recipes.recipe import Recipe
 from sfumato.training.component_identity import identity_of
 from sfumato.training.gradient_sums import Loss
-from sfumato.training.optimizers import build_optimizer
+from sfumato.training.loop import divisor_of
+from sfumato.training.optimizers import ADAM_BC, build_optimizer
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -48,7 +50,7 @@ class Components:
     def clipping_of(self, recipe: Recipe) -> Clipping:
         return self.clipping if self.clipping is not None else CLIPPINGS[recipe.privacy.clipping]
 
-    def optimizer_of(self, recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    def optimizer_of(self, recipe: Recipe, model: nn.Module, plan: Plan | None) -> torch.optim.Optimizer:
         """The optimizer over the parameters of ``model`` that are trained."""
         if self.optimizer is not None:
             return self.optimizer([value for value in model.parameters() if value.requires_grad])
@@ -58,7 +60,14 @@ class Components:
             model,
             learning_rate=settings.learning_rate,
             options=dict(settings.optimizer_options),
+            # a clipping function of a caller's own is not asked where nobody needs the answer
+            noise_stddev=self.update_noise(recipe, plan) if plan and settings.optimizer == ADAM_BC else None,
         )
+
+    def update_noise(self, recipe: Recipe, plan: Plan) -> float:
+        """Standard deviation of the noise in each coordinate of an update: public, as the plan is."""
+        sensitivity = self.clipping_of(recipe).sensitivity(plan.clip_norm)
+        return plan.noise_multiplier * sensitivity / divisor_of(plan, recipe.training.normalised_update)
 
     def names(self) -> dict[str, str]:
         """What was brought, for the state of a run: a resumed run must bring the same (``identity_of``)."""

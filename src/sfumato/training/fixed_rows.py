@@ -18,7 +18,7 @@ from sfumato.training.last_layer import LastLayerViews
 
 if TYPE_CHECKING:
     from sfumato.randomness import RandomSource, UnitRandomness
-    from sfumato.recipes.recipe import FeatureSettings
+    from sfumato.recipes.feature_settings import FeatureSettings
 
 ROWS_AT_ONCE = 4096  # of one pass; the engine adds no more than piece.UNITS_PER_CALL in one call
 
@@ -31,7 +31,7 @@ class FeatureViews:
     rows_at_once: int = ROWS_AT_ONCE  # a linear head needs little memory, so that more fit than images
     mean: tuple[float, ...] = (0.0,)  # the extractor wants plain pixels from 0 to 1
     std: tuple[float, ...] = (1.0,)
-    count: int = 0  # rows have no views of their own
+    rows_per_image: int = 1  # rows have no views of their own
 
     def microbatches(
         self,

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.data import ImageSet, crop_and_flip, normalise
+from sfumato.data import ImageSet, crop_and_flip, mix_views, normalise
+from sfumato.data.augmentation import check_mixing
 from sfumato.randomness import UnitRandomness
 
-CHOICE, VIEW = 0, 1  # the draws of a unit: which of its images count, and their views
+CHOICE, VIEW, MIX = 0, 1, 2  # the draws of a unit: which of its images count, their views, and mixtures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +117,8 @@ class Inputs(Protocol):
         """Public constants that pixels are normalised with."""
 
     @property
-    def count(self) -> int:
-        """Random views of each image; 0: the image as it is."""
+    def rows_per_image(self) -> int:
+        """Rows that each image of a unit becomes."""
 
     def microbatches(
         self,
@@ -136,13 +137,25 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
-    """How images become inputs: normalised with public constants, then ``count`` random views of each."""
+    """How images become inputs: normalised with public constants, then ``count`` random views of each.
+
+    ``mixed`` further rows are mixtures of two views of the same image, see ``mix_views``.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     count: int = 0  # 0: the image as it is
     padding: int = 0
     flip: bool = False
+    mixed: int = 0  # needs two views or more
+    alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_mixing(views=self.count, mixed=self.mixed, alpha=self.alpha)
+
+    @property
+    def rows_per_image(self) -> int:
+        return max(1, self.count) + self.mixed
 
     def microbatches(
         self,
@@ -157,7 +170,7 @@ class Views:
 
         Guarantee: a unit's images and views do not depend on its place among ``indices`` or on the others.
         """
-        multiplicity = max(1, self.count)
+        multiplicity = self.rows_per_image
         packed = units.pack(indices, max_rows=max_rows, views=multiplicity, randomness=randomness)
         for unit_ids, group in packed:
             images = torch.cat(group)
@@ -166,13 +179,7 @@ class Views:
             if self.count:
                 owners = unit_ids.repeat_interleave(sizes).numpy()
                 numbers = np.concatenate([np.arange(len(chosen)) for chosen in group])
-                words = randomness.words(owners, numbers, 3 * self.count, stream=VIEW).astype(np.int64)
-                inputs = crop_and_flip(
-                    inputs,
-                    torch.from_numpy(words).view(len(words), -1, 3),
-                    padding=self.padding,
-                    flip=self.flip,
-                )
+                inputs = self._drawn(inputs, owners, numbers, randomness)
             unit_index = torch.arange(len(group)).repeat_interleave(sizes * multiplicity)
             if inputs.dim() == 4:  # the faster format for convolutions; weights keep theirs
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -183,3 +190,18 @@ class Views:
                 num_units=len(group),
                 unit_ids=unit_ids,
             )
+
+    def _drawn(
+        self, images: Tensor, owners: np.ndarray, numbers: np.ndarray, randomness: UnitRandomness
+    ) -> Tensor:
+        """The rows of each image, by the draws of its unit ``owners`` and its number within the unit."""
+
+        def words(count: int, stream: int) -> Tensor:
+            drawn = randomness.words(owners, numbers, 3 * count, stream=stream).astype(np.int64)
+            return torch.from_numpy(drawn).view(len(drawn), -1, 3)
+
+        views = crop_and_flip(images, words(self.count, VIEW), padding=self.padding, flip=self.flip)
+        if not self.mixed:
+            return views
+        by_image = views.unflatten(0, (len(images), self.count))
+        return mix_views(by_image, words(self.mixed, MIX), alpha=self.alpha).flatten(0, 1)

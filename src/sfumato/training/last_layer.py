@@ -34,8 +34,8 @@ class LastLayerViews:
         return self.images.std
 
     @property
-    def count(self) -> int:
-        return self.images.count
+    def rows_per_image(self) -> int:
+        return self.images.rows_per_image
 
     def microbatches(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from sfumato.randomness import RandomSource
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.finetuning import training_mode
 from sfumato.training.gradient_sums import GradientSum, PlainSum
+from sfumato.training.kalman import KalmanFilter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ def fit(
     source: RandomSource,
     spend: Callable[[int], None],
     normalised_update: bool = True,
+    kalman: KalmanFilter | None = None,
     start_step: int = 0,
     on_noisy_sum: Callable[[int, dict[str, Tensor]], None] | None = None,
 ) -> Iterator[StepRecord]:
@@ -54,23 +57,30 @@ def fit(
 
     Guarantee: batches are drawn as the plan accounts them, noise for the sum's sensitivity is added once per
     step, and ``spend`` returns before the noisy sum is used. A sum that one unit can move further than the
-    plan allows is refused.
+    plan allows is refused. Whatever ``kalman`` and ``optimizer`` do, they get weights and noisy sums only.
     """
-    divisor = plan.batch_size * (plan.clip_norm if normalised_update else 1.0)
+    divisor = divisor_of(plan, normalised_update)
+    evaluation_point = nullcontext if kalman is None else kalman.ahead
     training_mode(model)
     batches = plan.sampler().batches(gradient_sum.num_units, source, start_step=start_step)
     for step, indices in enumerate(batches, start=start_step):
         began = time.perf_counter()
-        total = gradient_sum(indices, step)
+        with evaluation_point():
+            total = gradient_sum(indices, step)
         noisy = plan.noise(total, source=source, step=step)
         spend(step + 1)  # durable before the update is used
         if on_noisy_sum is not None:
             on_noisy_sum(step, noisy)
         rate = learning_rate(step)
         # The expected size, not len(indices): the true one is private.
-        apply_gradient(model, optimizer, noisy, scale=1 / divisor, learning_rate=rate)
+        apply_gradient(model, optimizer, noisy, scale=1 / divisor, learning_rate=rate, kalman=kalman)
         average.update(model)
         yield _record(step, rate, began, losses=total.losses, norms=total.norms, clip_norm=plan.clip_norm)
+
+
+def divisor_of(plan: Plan, normalised_update: bool) -> float:
+    """What noisy sums are divided by: the expected batch size, for a normalised update the clip norm too."""
+    return plan.batch_size * (plan.clip_norm if normalised_update else 1.0)
 
 
 def fit_without_privacy(
@@ -104,14 +114,18 @@ def apply_gradient(
     *,
     scale: float,
     learning_rate: float,
+    kalman: KalmanFilter | None = None,
 ) -> None:
-    """One optimizer step on ``scale * gradients``."""
+    """One optimizer step on ``scale * gradients``, filtered if there is a filter."""
     parameters = dict(model.named_parameters())
     for name, gradient in gradients.items():
         parameters[name].grad = gradient.mul(scale).to(parameters[name].dtype)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
-    optimizer.step()
+    if kalman is None:
+        optimizer.step()
+    else:
+        kalman.step()
     optimizer.zero_grad(set_to_none=True)
 
 

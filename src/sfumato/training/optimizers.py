@@ -13,6 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from sfumato.errors import ConfigError, did_you_mean
 from sfumato.recipes.recipe import ScheduleSettings
+from sfumato.training.adam_bc import AdamBC
+
+ADAM_BC = "AdamBC"
 
 # Optimizers of torch.optim that cannot take one noisy gradient per step, and why.
 _UNUSABLE = {
@@ -24,17 +27,23 @@ _UNUSABLE = {
 
 
 def build_optimizer(
-    name: str, model: nn.Module, *, learning_rate: float | None, options: dict[str, object]
+    name: str,
+    model: nn.Module,
+    *,
+    learning_rate: float | None,
+    options: dict[str, object],
+    noise_stddev: float | None = None,
 ) -> torch.optim.Optimizer:
-    """Any optimizer of torch.optim by name, over the parameters that are trained.
+    """Any optimizer of torch.optim by name, or AdamBC, over the parameters that are trained.
 
-    Options that it does not take are refused, and so is no learning rate at all.
+    Options that it does not take are refused, and so is no learning rate at all. ``noise_stddev`` is that of
+    each coordinate of the update, as planned; None: there is no noise.
     """
     base = torch.optim.Optimizer
     known = [
         key for key, value in vars(torch.optim).items() if isinstance(value, type) and issubclass(value, base)
     ]
-    usable = [key for key in known if key not in _UNUSABLE]
+    usable = [*(key for key in known if key not in _UNUSABLE), ADAM_BC]
     if name not in usable:
         hint = "" if name in _UNUSABLE else did_you_mean(name, usable)
         raise ConfigError(
@@ -44,14 +53,31 @@ def build_optimizer(
             fix="Use one of torch.optim that takes dense gradients and no closure: SGD, NAdam, AdamW, …",
         )
     trained = [value for value in model.parameters() if value.requires_grad]
+    kind: Any = AdamBC if name == ADAM_BC else getattr(torch.optim, name)
+    planned = {"noise_stddev": _planned(noise_stddev)} if name == ADAM_BC else {}
     try:
-        return getattr(torch.optim, name)(trained, lr=learning_rate, **options)
+        return kind(trained, lr=learning_rate, **planned, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             "bad-optimizer-option",
             f"{name} with {options}: {error}",
-            fix=f"See the arguments of torch.optim.{name}.",
+            fix="See docs/recipes.md." if name == ADAM_BC else f"See the arguments of torch.optim.{name}.",
         ) from error
+
+
+def _planned(noise_stddev: float | None) -> float:
+    if noise_stddev is None:
+        raise no_noise_to_remove(f"training.optimizer = {ADAM_BC!r} corrects Adam")
+    return noise_stddev
+
+
+def no_noise_to_remove(what: str) -> ConfigError:
+    """The error for a method against noise where there is none."""
+    return ConfigError(
+        "no-noise-to-remove",
+        f"{what} for the noise of a private step, and this training has none",
+        fix="Train privately, or leave the method out.",
+    )
 
 
 class Schedule:
