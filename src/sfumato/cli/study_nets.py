@@ -164,7 +164,8 @@ def _subjects(
     from sfumato.recipes.recipe import parse_assignment
     from sfumato.study.subjects import load_subject
 
-    chosen = dict(map(parse_assignment, options))
+    given = dict(parse_assignment(f"model.{option}") for option in options)
+    chosen = {key.removeprefix("model."): value for key, value in given.items()}
     return [
         load_subject(
             net,

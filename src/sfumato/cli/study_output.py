@@ -52,7 +52,7 @@ def finish(result: StudyResult, figure: Figure, out: Path, as_json: bool, *, col
     if as_json:
         echo_json(result.as_dict())
     else:
-        table = [list(columns), *([_cell(row[name]) for name in columns] for row in result.rows)]
+        table = [list(columns), *([_cell(name, row[name]) for name in columns] for row in result.rows)]
         widths = [max(len(line[index]) for line in table) for index in range(len(columns))]
         for line in table if columns else ():
             click.echo(
@@ -63,7 +63,10 @@ def finish(result: StudyResult, figure: Figure, out: Path, as_json: bool, *, col
         click.secho(result.notice, fg="red", bold=True, err=True)
 
 
-def _cell(value: object) -> str:
+def _cell(name: str, value: object) -> str:
+    from sfumato.privacy.statement import round_up
     from sfumato.release.escaping import one_line
 
+    if name == "epsilon" and isinstance(value, float):
+        return round_up(value)
     return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))

@@ -33,17 +33,28 @@ def convergence(runs: tuple[Path, ...], out: Path, as_json: bool) -> None:
 @click.command()
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--results", type=click.Path(path_type=Path), help="A results.csv to take runs from as well.")
+@click.option("--only", multiple=True, metavar="PATTERN", help="Of its recipes, e.g. 'fast/*'; repeat it.")
 @click.option("--data", help="Which data set.  [default: that of the runs; cifar10]")
 @writes
-def pareto(runs: tuple[Path, ...], results: Path | None, data: str | None, out: Path, as_json: bool) -> None:
+def pareto(
+    runs: tuple[Path, ...],
+    results: Path | None,
+    only: tuple[str, ...],
+    data: str | None,
+    out: Path,
+    as_json: bool,
+) -> None:
     """Accuracy against ε of many RUNS beside published results (Remerscheid et al. 2022, figure 2).
 
-    Published are results without further training data, as the three papers report them.
+    Published are results without further training data, as the three papers report them: with --only take
+    such recipes out of a results.csv, if fronts are to be compared.
     """
     from sfumato.reporting.records import read_run
     from sfumato.study.pareto import draw_pareto, pareto_result, published_results, run_results, table_results
 
-    found = run_results([read_run(run) for run in runs]) + (table_results(results) if results else [])
+    found = run_results([read_run(run) for run in runs]) + (
+        table_results(results, only=only or ("*",)) if results else []
+    )
     chosen = data or (found[0].data if runs and found else "cifar10")
     points = [point for point in found if point.data == chosen] + published_results(chosen)
     if not points:

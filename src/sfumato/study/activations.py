@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from sfumato.errors import ModelError
 from sfumato.models.scale_norm import find_additions, norm_after
-from sfumato.study.documents import COLOURS, INK, StudyResult, new_figure
+from sfumato.study.documents import COLOURS, INK, StudyResult, new_figure, styled
 from sfumato.study.subjects import Subject, not_private
 
 if TYPE_CHECKING:
@@ -117,16 +117,7 @@ def measure_activations(
     Of the two summands the one with more layers behind it is V_F. Raises ``ModelError`` for a net without
     additions, and for one that cannot be traced.
     """
-    graph, additions = (
-        (None, []) if subject.inputs.ndim != 4 else find_additions(subject.model, subject.inputs[:2])
-    )
-    if graph is None or not additions:
-        raise ModelError(
-            "no-residual-blocks",
-            f"{subject.name} adds no paths",
-            why="The study compares the paths that meet in a residual addition.",
-            fix="Choose a residual net: resnet9, scale_resnet9, wrn_16_4, resnet18 and others.",
-        )
+    graph, additions = _find(subject)
     tallies: dict[fx.Node, list[_Tally]] = {}
     blocks: list[tuple[str, dict[str, _Tally]]] = []
     depths = _depths(graph)
@@ -150,6 +141,23 @@ def measure_activations(
         Block(place=place, values={name: tally.distribution() for name, tally in block.items()})
         for place, block in blocks
     ]
+
+
+def _find(subject: Subject) -> tuple[fx.GraphModule, list[fx.Node]]:
+    try:
+        if subject.inputs.ndim != 4:
+            raise ModelError("no-residual-blocks", "it is a head on fixed features")
+        graph, additions = find_additions(subject.model, subject.inputs[:2])
+        if not additions:
+            raise ModelError("no-residual-blocks", "it adds no paths")
+    except ModelError as error:
+        raise ModelError(
+            "no-residual-blocks",
+            f"{subject.name} has no residual blocks to look at: {error.what}",
+            why="The study compares the paths that meet in a residual addition.",
+            fix="Choose a residual net: resnet9, scale_resnet9, wrn_16_4, resnet18 and others.",
+        ) from error
+    return graph, additions
 
 
 def _depths(graph: fx.GraphModule) -> dict[fx.Node, int]:
@@ -195,6 +203,7 @@ def activations_result(measured: Sequence[tuple[Subject, list[Block]]]) -> Study
     return StudyResult(study="activations", document={"nets": nets}, rows=rows, notice=notice)
 
 
+@styled
 def draw_activations(measured: Sequence[tuple[Subject, list[Block]]], *, block: int = -1) -> Figure:
     """A row for each net, and V_R, V_F and what leaves the block across, as in the paper's figure 2.
 

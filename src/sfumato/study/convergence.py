@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sfumato.errors import RunError
 from sfumato.recipes.recipe import differences
 from sfumato.reporting.records import RunRecord
-from sfumato.study.documents import COLOURS, MARKERS, StudyResult, draw_legend, new_figure
+from sfumato.study.documents import COLOURS, MARKERS, StudyResult, new_figure, styled
 from sfumato.study.subjects import budget_words
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def convergence_result(curves: Sequence[Curve]) -> StudyResult:
     return StudyResult(study="convergence", document=document, rows=rows)
 
 
+@styled
 def draw_convergence(curves: Sequence[Curve]) -> Figure:
     """Accuracy against steps, and against ε where there is any; bands are deviations over runs."""
     private = any(point.epsilon for curve in curves for run in curve.points for point in run)
@@ -148,7 +149,7 @@ def draw_convergence(curves: Sequence[Curve]) -> Figure:
         axes[0, 1].set_xlim(left=0)
     for one in axes[0]:
         one.grid(axis="y")
-    draw_legend(axes[0, 0], loc="lower right")
+    axes[0, 0].legend(loc="lower right")
     return figure
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sfumato.errors import ModelError
-from sfumato.study.documents import COLOURS, INK, StudyResult, draw_legend, new_figure
+from sfumato.study.documents import COLOURS, INK, StudyResult, new_figure, styled
 from sfumato.study.subjects import Subject, not_private
 
 if TYPE_CHECKING:
@@ -198,8 +198,9 @@ def spectral_density(runs: Sequence[Quadrature]) -> tuple[Array, Array, float]:
     """(eigenvalues, density, width): the mean over runs, each node a Gaussian of that width."""
     low = min(float(run.nodes[0]) for run in runs)
     high = max(float(run.nodes[-1]) for run in runs)
-    width = max(high - low, abs(high), 1e-12) / 100
-    grid = np.linspace(low - 5 * width, high + 5 * width, _NUM_POINTS)
+    # about the distance between nodes: narrower bumps would show the nodes instead of the spectrum
+    width = 0.6 * max(high - low, abs(high), 1e-12) / max(len(run.nodes) for run in runs)
+    grid = np.linspace(low - 4 * width, high + 4 * width, _NUM_POINTS)
     density = np.zeros_like(grid)
     for run in runs:
         bumps = np.exp(-(((grid[:, None] - run.nodes) / width) ** 2) / 2) / (width * math.sqrt(2 * math.pi))
@@ -259,6 +260,7 @@ def curvature_result(measured: Sequence[tuple[Subject, Curvature]], losses: Sequ
     return StudyResult(study="hessian", document={"nets": nets}, rows=rows, notice=notice)
 
 
+@styled
 def draw_curvature(measured: Sequence[tuple[Subject, Curvature]]) -> Figure:
     """Densities over one another on a logarithmic scale, and the largest eigenvalues beside them."""
     figure, axes = new_figure(6.9, 2.7, 1, 2, gridspec_kw={"width_ratios": [1.7, 1]})
@@ -272,7 +274,7 @@ def draw_curvature(measured: Sequence[tuple[Subject, Curvature]]) -> Figure:
     left.set_ylabel("density of eigenvalues")
     left.axvline(0, color=INK, linewidth=0.7, linestyle=(0, (4, 2)))
     left.set_title("Spectral density", loc="left")
-    draw_legend(left)
+    left.legend()
     right.set_title("Largest eigenvalues", loc="left")
     right.set(xlabel="rank", ylabel="eigenvalue $\\lambda$")
     right.set_ylim(bottom=0)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sfumato.errors import RunError
 from sfumato.files import write_json, write_text
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Draw = TypeVar("Draw", bound="Callable[..., Figure]")
 
 # Okabe and Ito: told apart also by readers who see fewer colours, and in print by their lightness
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#882255")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+MARKERS = ("o", "s", "^", "D", "v", "<", ">", "p")
 INK, GREY = "#222222", "#8a8f98"
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -35,6 +37,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.4,
     "legend.fontsize": 7.5,
     "legend.frameon": False,
+    "legend.handlelength": 1.8,
     "xtick.labelsize": 7.5,
     "ytick.labelsize": 7.5,
     "pdf.fonttype": 42,  # letters stay letters: journals ask for it
@@ -87,28 +90,29 @@ def write_study(result: StudyResult, figure: Figure, folder: Path) -> list[Path]
     return places
 
 
+def styled(draw: Draw) -> Draw:
+    """Draw in the style of all studies, whatever the user's own settings of matplotlib are."""
+
+    @functools.wraps(draw)
+    def drawn(*arguments: Any, **settings: Any) -> Any:
+        import matplotlib
+
+        with matplotlib.rc_context(_STYLE):
+            return draw(*arguments, **settings)
+
+    return cast("Draw", drawn)
+
+
 def new_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any
 ) -> tuple[Figure, Any]:
-    """A figure in inches with its axes (rows, columns), in the style of all studies."""
-    import matplotlib
+    """A figure in inches with its axes (rows, columns); to be called inside a ``styled`` function."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):  # what is built inside keeps the style
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, columns, squeeze=False, **grid)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False, **grid)
     for one in axes.flat:
         one.tick_params(width=0.7, length=3, color=INK)
     return figure, axes
-
-
-def draw_legend(axes: Axes, **where: Any) -> None:
-    """The legend in the studies' small letters."""
-    axes.legend(frameon=False, fontsize=7.5, handlelength=1.8, **where)
-
-
-def series_style(number: int) -> dict[str, Any]:
-    """Colour and marker of the n-th of several series."""
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}

@@ -23,7 +23,7 @@ from sfumato.features.cache import OnProgress, features_of
 from sfumato.models.fixed_features import FixedFeatures
 from sfumato.release.release import load
 from sfumato.release.scored_images import data_of, images_of, is_sensitive
-from sfumato.study.documents import COLOURS, GREY, INK, StudyResult, draw_legend, new_figure
+from sfumato.study.documents import COLOURS, GREY, INK, StudyResult, new_figure, styled
 from sfumato.training.evaluation import predict_rows
 
 if TYPE_CHECKING:
@@ -199,6 +199,7 @@ def fairness_result(found: Fairness, described: Mapping[str, object], notice: st
     return StudyResult(study="fairness", document=document, rows=[asdict(gap) for gap in gaps], notice=notice)
 
 
+@styled
 def draw_fairness(found: Fairness, *, private_label: str, most: int = 40) -> Figure:
     """Both accuracies of each class and group, and the gap with its interval, largest on top.
 
@@ -221,7 +222,7 @@ def draw_fairness(found: Fairness, *, private_label: str, most: int = 40) -> Fig
     left.plot(private, rows, "s", color=COLOURS[1], markersize=4.5, label=private_label)
     left.set_yticks(rows, [gap.name if len(gap.name) <= 28 else gap.name[:27] + "…" for gap in shown])
     left.set(xlabel="accuracy (%)", ylim=(-0.7, rows[-1] + 0.7))
-    draw_legend(left, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    left.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     gaps = [100 * gap.gap for gap in shown]
     low = [max(0.0, 100 * (gap.gap - gap.lower)) for gap in shown]
     high = [max(0.0, 100 * (gap.upper - gap.gap)) for gap in shown]

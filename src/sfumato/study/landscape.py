@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.interpolate import RectBivariateSpline
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sfumato.errors import ConfigError
-from sfumato.study.documents import INK, StudyResult, new_figure
+from sfumato.study.documents import INK, StudyResult, new_figure, styled
 from sfumato.study.subjects import Subject, not_private
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Array = NDArray[np.float64]
 Weights = Mapping[str, Tensor]
 _HIGHEST = 8.0  # times the lowest loss, or so much above it: walls above hide the valley
 
@@ -98,6 +101,14 @@ def _loss_at(subject: Subject, weights: Weights, batch_size: int) -> float:
     return total / len(subject.labels)
 
 
+def _smooth(coordinates: Sequence[float], surface: Array) -> tuple[Array, Array]:
+    """The surface between its points, by splines of its logarithm; for the eye only, never for the data."""
+    fine = np.linspace(coordinates[0], coordinates[-1], 121)
+    degree = min(3, len(coordinates) - 1)
+    spline = RectBivariateSpline(coordinates, coordinates, np.log(surface), kx=degree, ky=degree)
+    return fine, np.clip(np.exp(spline(fine, fine)), surface.min(), surface.max())
+
+
 def landscape_result(measured: Sequence[tuple[Subject, Landscape]]) -> StudyResult:
     """Document and rows of all subjects."""
     nets = [
@@ -120,6 +131,7 @@ def landscape_result(measured: Sequence[tuple[Subject, Landscape]]) -> StudyResu
     return StudyResult(study="landscape", document={"nets": nets}, rows=rows, notice=notice)
 
 
+@styled
 def draw_landscape(measured: Sequence[tuple[Subject, Landscape]]) -> Figure:
     """Contours side by side with one scale of colours, a cross where each network is."""
     from matplotlib.colors import LogNorm
@@ -135,13 +147,16 @@ def draw_landscape(measured: Sequence[tuple[Subject, Landscape]]) -> Figure:
     scale = LogNorm(lowest, highest)
     levels = np.geomspace(lowest, highest, 25)
     for one, (subject, found), surface in zip(axes[0], measured, surfaces, strict=True):
-        shown = np.clip(np.nan_to_num(surface, nan=highest), lowest, highest).T
-        filled = one.contourf(found.coordinates, found.coordinates, shown, levels, norm=scale, cmap="viridis")
+        fine, shown = _smooth(
+            found.coordinates, np.clip(np.nan_to_num(surface, nan=highest), lowest, highest)
+        )
+        filled = one.contourf(fine, fine, shown.T, levels, norm=scale, cmap="viridis")
         filled.set_edgecolor("face")  # no hairlines between the bands in a PDF
-        one.contour(found.coordinates, found.coordinates, shown, levels[::3], colors="white", linewidths=0.5)
+        one.contour(fine, fine, shown.T, levels[::3], colors="white", linewidths=0.5)
         one.plot(0, 0, marker="+", color="white", markersize=9, markeredgewidth=1.6)
         one.set_title(subject.label, loc="left", size=8.5)
         one.set(xlabel="first direction", aspect="equal")
+        one.locator_params(nbins=5)
     axes[0, 0].set_ylabel("second direction")
     bar = figure.colorbar(filled, ax=list(axes[0]), shrink=0.85, pad=0.02)
     ticks = np.geomspace(lowest, highest, 5)

@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
 from statistics import median, stdev
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.errors import DataError
 from sfumato.reporting.records import RunRecord
-from sfumato.study.documents import COLOURS, GREY, INK, MARKERS, StudyResult, draw_legend, new_figure
+from sfumato.study.documents import COLOURS, GREY, INK, MARKERS, StudyResult, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,8 +88,8 @@ def run_results(records: Iterable[RunRecord]) -> list[TradeOff]:
     ]
 
 
-def table_results(path: Path) -> list[TradeOff]:
-    """The accuracies of a results.csv: medians over its seeds."""
+def table_results(path: Path, *, only: Sequence[str] = ("*",)) -> list[TradeOff]:
+    """The accuracies of a results.csv: medians over its seeds, of recipes that match a pattern."""
     groups: dict[tuple[str, str, float, float | None], list[float]] = defaultdict(list)
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -98,7 +99,8 @@ def table_results(path: Path) -> list[TradeOff]:
                 raise ValueError(f"it has no column {missing[0]}")
             for row in reader:
                 epsilon = _number(row["epsilon"])
-                if row["metric"] == "accuracy" and epsilon is not None:
+                wanted = any(fnmatchcase(row["recipe"], pattern) for pattern in only)
+                if wanted and row["metric"] == "accuracy" and epsilon is not None:
                     key = (row["recipe"], row["data"], epsilon, _number(row["delta"]))
                     groups[key].append(100 * float(row["value"]))
     except (OSError, ValueError, TypeError, csv.Error) as error:
@@ -162,6 +164,7 @@ def pareto_result(data: str, points: Sequence[TradeOff]) -> StudyResult:
     return StudyResult(study="pareto", document={"data": data, "points": rows}, rows=rows)
 
 
+@styled
 def draw_pareto(data: str, points: Sequence[TradeOff]) -> Figure:
     """Ours filled and in colour, the published ones hollow and grey; lines are the two fronts."""
     figure, axes = new_figure(6.9, 3.4)
@@ -192,7 +195,7 @@ def draw_pareto(data: str, points: Sequence[TradeOff]) -> Figure:
     plot.set(xlabel="ε", ylabel="test accuracy (%)")
     plot.set_title(data, loc="left")
     plot.grid(axis="both")
-    draw_legend(plot, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    plot.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
 
 
