@@ -115,8 +115,8 @@ def test_runs_and_published_results_side_by_side(study, tmp_path, runs) -> None:
     document = study("pareto", runs / "private-0", runs / "private-1", runs / "ordinary")
     (point,) = document["points"]  # the ordinary run has no place on this axis
     assert (document["data"], point["num_runs"]) == ("digits", 2)
-    assert len(study("pareto")["points"]) == 23
-    assert len(assert_written(tmp_path, "pareto")) == 23
+    assert len(study("pareto")["points"]) == 24
+    assert len(assert_written(tmp_path, "pareto")) == 24
     assert study("pareto", "--data", "mnist", fails=2)["code"] == "no-results"
 
 

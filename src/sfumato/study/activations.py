@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SYMBOLS = {"V_R": "$V_R$", "V_F": "$V_F$", "V_A": "$V_A$", "V_A^S": "$V_A^S$"}
 PATHS = {"V_R": "residual path", "V_F": "convolutional path", "V_A": "sum", "V_A^S": "sum after ScaleNorm"}
-_NUM_BINS = 120
+_NUM_BINS = 80
 _OUTSIDE = 0.001  # share of the first values that may fall outside the bins at either end
 
 
@@ -229,7 +229,13 @@ def _draw(axes: Axes, key: str, value: Distribution, colour: str) -> None:
     axes.stairs(density, value.edges, color=colour, linewidth=0.9)
     axes.axvline(value.mean, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
     axes.set_title(f"{SYMBOLS[key]}  {PATHS[key]}", loc="left", size=8.5)
-    text = f"mean {value.mean:+.2f}\nstd. dev. {value.deviation:.2f}\nskewness {value.skewness:+.2f}"
+    text = f"mean {_signed(value.mean)}\nstd. dev. {value.deviation:.2f}\nskewness {_signed(value.skewness)}"
     axes.text(0.98, 0.96, text, transform=axes.transAxes, ha="right", va="top", size=7.2, linespacing=1.35)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
+
+
+def _signed(value: float) -> str:
+    """Two decimals with a sign as it is printed; zero has none."""
+    text = f"{value:+.2f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")

@@ -146,7 +146,6 @@ def draw_convergence(curves: Sequence[Curve]) -> Figure:
     axes[0, 0].set_xlim(left=0)
     if private:
         axes[0, 1].set_xlabel("ε spent")
-        axes[0, 1].set_xlim(left=0)
     for one in axes[0]:
         one.grid(axis="y")
     axes[0, 0].legend(loc="lower right")
@@ -160,6 +159,6 @@ def _draw(axes: Axes, across: Sequence[float], curve: Curve, number: int) -> Non
     axes.plot(across, heights, color=colour, marker=marker, markersize=3, label=curve.label)
     if len(curve.runs) > 1:
         spreads = [100 * spread for _, spread in means]
-        low = [height - spread for height, spread in zip(heights, spreads, strict=True)]
+        low = [max(0.0, height - spread) for height, spread in zip(heights, spreads, strict=True)]
         high = [height + spread for height, spread in zip(heights, spreads, strict=True)]
         axes.fill_between(across, low, high, color=colour, alpha=0.18, linewidth=0)

@@ -231,7 +231,7 @@ def draw_fairness(found: Fairness, *, private_label: str, most: int = 40) -> Fig
     right.errorbar(
         gaps, rows, xerr=[low, high], fmt="D", color=INK, markersize=3.5, elinewidth=0.9, capsize=1.8
     )
-    right.set_xlabel(f"gap in points, {100 * found.confidence:g} % interval")
+    right.set_xlabel(f"ordinary − private (points), {100 * found.confidence:g} % interval")
     right.tick_params(axis="y", length=0)
     for one in (left, right):
         one.grid(axis="x")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Weights = Mapping[str, Tensor]
-_HIGHEST = 8.0  # times the lowest loss, or so much above it: walls above hide the valley
+_HIGHEST = 6.0  # above the lowest loss: higher walls would take the colours from the valley
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,8 @@ def draw_landscape(measured: Sequence[tuple[Subject, Landscape]]) -> Figure:
     surfaces = [np.array(found.losses, dtype=float) for _, found in measured]
     lowest = min(float(np.nanmin(surface)) for surface in surfaces)
     highest = max(float(np.nanmax(surface)) for surface in surfaces)
-    highest = min(highest, max(_HIGHEST * lowest, lowest + 3.0))
+    cut = highest > lowest + _HIGHEST
+    highest = lowest + _HIGHEST if cut else highest
     lowest = max(lowest, 1e-6)
     highest = max(highest, 1.02 * lowest)
     scale = LogNorm(lowest, highest)
@@ -160,7 +161,7 @@ def draw_landscape(measured: Sequence[tuple[Subject, Landscape]]) -> Figure:
     axes[0, 0].set_ylabel("second direction")
     bar = figure.colorbar(filled, ax=list(axes[0]), shrink=0.85, pad=0.02)
     ticks = np.geomspace(lowest, highest, 5)
-    bar.set_ticks(list(ticks), labels=[f"{tick:.3g}" for tick in ticks])
+    bar.set_ticks(list(ticks), labels=[f"{tick:.2g}" for tick in ticks[:-1]] + [f"{'≥ ' * cut}{highest:.2g}"])
     bar.ax.minorticks_off()
     bar.ax.tick_params(labelsize=7.5, color=INK)
     bar.set_label("loss", size=8.5)
