@@ -29,6 +29,7 @@ COMMANDS = {
     "models": ("sfumato.cli.models", "List the model zoo, or show one model layer by layer."),
     "recipes": ("sfumato.cli.recipes", "List, show, copy or validate recipes; print their schema."),
     "reproduce": ("sfumato.cli.reproduce", "Run a table or figure of a paper again, with paired seeds."),
+    "study": ("sfumato.cli.study", "Look into networks and runs: data and figures for a paper."),
     "bench": ("sfumato.cli.bench", "Measure the gradient engine against plain training."),
 }
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from sfumato.cli import echo_json
-from sfumato.errors import ConfigError, DataError
 from sfumato.release.escaping import one_line
 
 if TYPE_CHECKING:
@@ -28,10 +27,11 @@ def command(run: Path, data: str | None, split: str | None, as_json: bool) -> No
     DATA is by default what the run was trained with. A folder without train/, val/ and test/ is used whole.
     """
     from sfumato.release.release import load
+    from sfumato.release.scored_images import data_of, images_of, is_sensitive
 
     released = load(run)
-    name, images = _images(released, _data_name(run, released, data), split)
-    sensitive = _is_sensitive(run, name, own_data=data is None)
+    name, images = images_of(released, data_of(run, released, data), split)
+    sensitive = is_sensitive(run, name, own_data=data is None)
     result = _scores(released, images, name, quiet=as_json)
     if as_json:
         privacy = {key: released.privacy[key] for key in ("epsilon", "releasable")}
@@ -61,37 +61,6 @@ def command(run: Path, data: str | None, split: str | None, as_json: bool) -> No
         )
 
 
-def _is_sensitive(run: Path, split: str, *, own_data: bool) -> bool:
-    """Whether the scored images count as private: all but test images, and val images declared public."""
-    if split == "test":
-        return False
-    if split == "val" and own_data and (run / "recipe.toml").is_file():
-        from sfumato.release.run_folder import RunFolder
-
-        return not RunFolder(run).stored_recipe().data.val_is_public
-    return True
-
-
-def _data_name(run: Path, released: ReleasedModel, data: str | None) -> str:
-    """The data to score on: as given, else the run's own, else the known set that the release names."""
-    if data is not None:
-        return data
-    recipe_file = run / "recipe.toml"
-    if recipe_file.is_file():
-        from sfumato.release.run_folder import RunFolder
-
-        stored = RunFolder(run).stored_recipe().data.name
-        if stored is not None:
-            return stored
-    from sfumato.data.known import KNOWN_SETS
-
-    if released.config["data"] in KNOWN_SETS:
-        return released.config["data"]
-    raise ConfigError(
-        "no-data", "the release does not say where its test images are", fix="Give DATA: a folder with test/."
-    )
-
-
 def _scores(released: ReleasedModel, images: ImageSet, split: str, *, quiet: bool) -> Scores:
     from sfumato.cli.progress import make_progress
     from sfumato.run.prepare import features_counter
@@ -108,23 +77,3 @@ def _scores(released: ReleasedModel, images: ImageSet, split: str, *, quiet: boo
         )
     finally:
         progress.close()
-
-
-def _images(released: ReleasedModel, data: str, split: str | None) -> tuple[str, ImageSet]:
-    from sfumato.data import load_data
-
-    config = released.config
-    splits = load_data(
-        data,
-        image_size=config["image_size"],
-        channels=config["channels"],
-        fit=config["fit"],
-        classes=released.classes,
-    )
-    by_name = {"test": splits.test, "val": splits.val, "train": splits.train}
-    order = [split] if split is not None else ["test", "val", "train"]
-    for name in order:
-        images = by_name[name]
-        if images is not None:
-            return name, images
-    raise DataError("no-split", f"{data} has no {split} images", fix="Leave out --split, or add them.")

@@ -56,9 +56,11 @@ def add_scale_norm(
 
     Raises ``ModelError`` where the additions cannot be found, rather than changing only some of them.
     """
-    graph_module = _trace(model, example)
+    graph_module, additions = find_additions(model, example)
     changes: list[Change] = []
-    for node in _residual_additions(graph_module):
+    for node in additions:
+        if norm_after(graph_module, node) is not None:
+            continue
         shape = node.meta["tensor_meta"].shape
         tokens = len(shape) == 3
         layer = nn.LayerNorm(shape[-1]) if tokens else make_norm(norm, shape[1], groups=groups)
@@ -82,6 +84,25 @@ def add_scale_norm(
     graph_module.graph.lint()
     graph_module.recompile()
     return graph_module.train(model.training), tuple(changes)
+
+
+def find_additions(model: nn.Module, example: Tensor) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """The model as a graph, and its residual additions in the order of the forward pass.
+
+    Raises ``ModelError`` where the model cannot be traced; the list may be empty.
+    """
+    graph_module = _trace(model, example)
+    sums = _residual_additions(graph_module)
+    inner = [node for node in sums if node.users and all(user in sums for user in node.users)]
+    return graph_module, [node for node in sums if node not in inner]  # a + b + c is one sum
+
+
+def norm_after(graph_module: fx.GraphModule, addition: fx.Node) -> fx.Node | None:
+    """The norm that takes the sum before anything else does, as ScaleNorm; None if there is none."""
+    modules = dict(graph_module.named_modules())
+    users = list(addition.users)
+    normed = all(user.op == "call_module" and isinstance(modules[str(user.target)], _NORMS) for user in users)
+    return users[0] if users and normed else None
 
 
 def _trace(model: nn.Module, example: Tensor) -> fx.GraphModule:
@@ -109,7 +130,6 @@ def _trace(model: nn.Module, example: Tensor) -> fx.GraphModule:
 
 def _residual_additions(graph_module: fx.GraphModule) -> list[fx.Node]:
     """Sums of two tensors of one shape that both depend on the input, in the order of the forward pass."""
-    modules = dict(graph_module.named_modules())
     from_input: set[fx.Node] = set()
     sums = []
     for node in graph_module.graph.nodes:
@@ -119,13 +139,7 @@ def _residual_additions(graph_module: fx.GraphModule) -> list[fx.Node]:
             shapes = [_shape(argument) for argument in node.args[:2]]
             if shapes[0] == shapes[1] and len(shapes[0] or ()) in (3, 4):
                 sums.append(node)
-
-    def settled(node: fx.Node) -> bool:
-        users = list(node.users)
-        normed = all(user.op == "call_module" and isinstance(modules[user.target], _NORMS) for user in users)
-        return bool(users) and (normed or all(user in sums for user in users))  # a + b + c is one sum
-
-    return [node for node in sums if not settled(node)]
+    return sums
 
 
 def _is_addition(node: fx.Node) -> bool:

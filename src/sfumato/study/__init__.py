@@ -1,4 +1,4 @@
-"""The papers' tables and figures, run again: conditions, paired seeds, and what they show."""
+"""The papers' tables and figures, run again with paired seeds; and what is inside networks and runs."""
 
 from sfumato.study.conditions import Condition, Scale, conditions_of
 from sfumato.study.reproduction import Reproduction

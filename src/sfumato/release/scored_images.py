@@ -1,0 +1,54 @@
+"""The images that a released model is looked at with, and whether what they show is sensitive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sfumato.data import ImageSet, load_data
+from sfumato.data.known import KNOWN_SETS
+from sfumato.errors import ConfigError, DataError
+from sfumato.release.release import ReleasedModel
+from sfumato.release.run_folder import RunFolder
+
+
+def is_sensitive(run: Path, split: str, *, own_data: bool) -> bool:
+    """Whether the scored images count as private: all but test images, and val images declared public."""
+    if split == "test":
+        return False
+    if split == "val" and own_data and (run / "recipe.toml").is_file():
+        return not RunFolder(run).stored_recipe().data.val_is_public
+    return True
+
+
+def data_of(run: Path, released: ReleasedModel, data: str | None) -> str:
+    """The data to score on: as given, else the run's own, else the known set that the release names."""
+    if data is not None:
+        return data
+    if (run / "recipe.toml").is_file():
+        stored = RunFolder(run).stored_recipe().data.name
+        if stored is not None:
+            return stored
+    if released.config["data"] in KNOWN_SETS:
+        return released.config["data"]
+    raise ConfigError(
+        "no-data", "the release does not say where its test images are", fix="Give DATA: a folder with test/."
+    )
+
+
+def images_of(released: ReleasedModel, data: str, split: str | None) -> tuple[str, ImageSet]:
+    """The images of a split, at the model's size; without one the first there is of test, val and train."""
+    config = released.config
+    splits = load_data(
+        data,
+        image_size=config["image_size"],
+        channels=config["channels"],
+        fit=config["fit"],
+        classes=released.classes,
+    )
+    by_name = {"test": splits.test, "val": splits.val, "train": splits.train}
+    order = [split] if split is not None else ["test", "val", "train"]
+    for name in order:
+        images = by_name[name]
+        if images is not None:
+            return name, images
+    raise DataError("no-split", f"{data} has no {split} images", fix="Name a split that it has.")
