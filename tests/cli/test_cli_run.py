@@ -233,9 +233,9 @@ def test_another_model_does_not_inherit_the_options_of_the_recipes():
 
 
 def test_recipes_are_listed_shown_copied_and_validated(call, own_place):
-    code, out, _ = call("recipes", "list", "de2022/*")
+    code, out, _ = call("recipes", "list", "de2022/table3")
     assert code == 0
-    assert len(out.splitlines()) == 12
+    assert sum(line.startswith("de2022/") for line in out.splitlines()) == 12
     code, out, _ = call("recipes", "show", "demo/digits", "--json")
     assert json.loads(out)["settings"]["privacy"]["epsilon"] == 3.0
     assert call("recipes", "copy", "demo/digits", "mine.toml")[0] == 0
