@@ -16,8 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from sfumato.audit.many_models import train_many
+from sfumato.audit.paper import MODELS_AT_ONCE
 from sfumato.data import ImageSet
 from sfumato.data.readers.decode import num_threads
+from sfumato.gradients.memory import keep_freed_memory
 from sfumato.models import create_model
 from sfumato.privacy import Plan
 from sfumato.randomness import SecureSource
@@ -26,7 +28,7 @@ from sfumato.training.averaging import WeightAverage
 from sfumato.training.gradient_sums import EngineSum
 from sfumato.training.inputs import Units, Views
 
-STACK = 50
+STACK = MODELS_AT_ONCE
 VIEWS = Views(mean=(0.1307,), std=(0.3081,))
 
 
@@ -63,6 +65,7 @@ def main() -> None:
     data = ImageSet(images, torch.arange(100) % 10, tuple("0123456789"), name="digits")
     plan = Plan(num_examples=100, batch_size=64, num_steps=50, noise_multiplier=3.1, delta=0.01)
     torch.set_num_threads(1)
+    keep_freed_memory()
     alone, stacked, alone_cpu, stacked_cpu = [], [], [], []
     with ThreadPoolExecutor(options.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         one_by_one(plan, data)
@@ -73,9 +76,9 @@ def main() -> None:
             alone.append((time.perf_counter() - began) / 3)
             alone_cpu.append((time.process_time() - cpu) / 3)
             began, cpu = time.perf_counter(), time.process_time()
-            for future in [pool.submit(many, plan, data) for _ in range(options.workers)]:
+            for future in [pool.submit(many, plan, data) for _ in range(2 * options.workers)]:
                 future.result()
-            trained = STACK * options.workers
+            trained = STACK * 2 * options.workers
             stacked.append((time.perf_counter() - began) / trained)
             stacked_cpu.append((time.process_time() - cpu) / trained)
     result = {

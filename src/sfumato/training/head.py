@@ -25,7 +25,7 @@ ROUNDING = 1e-6  # relative room for the rounding of one row's factor and produc
 ROWS_AT_ONCE = UNITS_PER_CALL  # added in float32, their sums in float64; compiled code has the same number
 _MEAN_ROUNDING = 1e-9  # the same in float64, for rows of up to a million values
 _LARGEST_NORM = 1e30  # of a row that counts, at a clip norm of 1 or more
-_TOTAL_BYTES = 1 << 20  # of the float64 total that are added to together
+_TOTAL_BYTES = 2 << 20  # of the float64 total that are added to together
 _PIECE_BYTES = 4 << 20  # of features per piece: read from memory once, used twice
 
 
