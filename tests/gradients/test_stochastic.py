@@ -14,6 +14,7 @@ from oracles import distance, norm_of, reference
 from sfumato.errors import PrivacyError
 from sfumato.gradients import Choices, clipped_sum
 from sfumato.gradients.random_operations import REPLACEMENTS, RandomOperations
+from sfumato.gradients.stochastic import Generators
 from sfumato.randomness import SeededSource, UnitRandomness
 
 CLIP = 1.0
@@ -348,3 +349,16 @@ def test_units_that_cannot_be_told_apart_are_refused(ids):
     inputs, targets = batch(4)
     with pytest.raises(Exception, match="bad-unit-ids"):
         summed(mlp(), inputs, targets, ids)
+
+
+def test_another_threads_random_numbers_do_not_make_a_model_refused(monkeypatch):
+    """Python's generator moves during the pass: the model is asked once more, and did not do it."""
+    model = nn.Sequential(nn.Linear(20, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+    inputs, targets = batch(6)
+    moved = iter([True])
+    monkeypatch.setattr(Generators, "others_moved", lambda self: next(moved, False))
+    found = clipped_sum(
+        model, inputs, targets, clip_norm=CLIP, randomness=of_step(), unit_ids=torch.arange(6)
+    )
+    assert next(moved, None) is None  # control: it was asked
+    assert found.norms.isfinite().all()

@@ -152,13 +152,14 @@ def _drawn(
 
 def _disturbed(model: nn.Module, inputs: Tensor, generators: Generators) -> bool:
     """Whether the pass has drawn from PyTorch's generators; and not another thread."""
+    has_drawn = generators.torch_moved()  # asked first: the pass below may draw, too
     if generators.others_moved():
         again = Generators(inputs.device)
         with torch.no_grad():
             model(inputs[:1].clone())
         if again.others_moved():
             raise refuse_foreign_randomness()
-    return generators.torch_moved() and first_random_layer(model, inputs[:1]) is not None
+    return has_drawn and first_random_layer(model, inputs[:1]) is not None
 
 
 def _detached_by_id(model: nn.Module) -> dict[int, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -48,12 +49,12 @@ class Segments:
             return rows
         return torch.cat([group.split(rows).sum(dim=1) for group in self.groups])
 
-    def parts(self, most_units: int) -> list[slice]:
+    def parts(self, most_units: int) -> Iterator[slice]:
         """The rows of neighbouring units, at most so many units in each part."""
         ends = self.sizes.cumsum(0)[most_units - 1 :: most_units].tolist()
         rows = int(self.sizes.sum())
         cuts = [0, *ends] if ends and ends[-1] == rows else [0, *ends, rows]
-        return [slice(*bounds) for bounds in pairwise(cuts)]
+        return (slice(*bounds) for bounds in pairwise(cuts))
 
 
 def singletons(num_rows: int, device: torch.device) -> Segments:
