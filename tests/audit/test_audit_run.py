@@ -16,10 +16,12 @@ import torch
 from click.testing import CliRunner
 
 import sfumato.noise
-from sfumato.audit.run import audit_run, canary_scores, judge_scores
+from sfumato.audit.run import CanaryScores, audit_run, canary_scores, judge_scores
 from sfumato.cli.audit_run import command
 from sfumato.errors import ConfigError, RunError
 from sfumato.ledger.ledger import Ledger
+from sfumato.privacy.plan import Plan
+from sfumato.privacy.sampling_schemes import Poisson
 from sfumato.randomness import SecureSource, SeededSource
 from sfumato.release.run_folder import CANARY_KEY, RunFolder
 from sfumato.run.canaries import PROJECTIONS, RunCanaries, new_key
@@ -230,6 +232,12 @@ def test_what_cannot_be_audited_is_refused(tmp_path):
     trained(tmp_path / "run", audit__canaries=0, training__num_steps=1)
     with pytest.raises(RunError, match="no-canaries"):
         canary_scores(RunFolder(tmp_path / "run"))
+    trained(tmp_path / "noise", audit__canaries=5, audit__kind="noise", training__num_steps=1)
+    folder = RunFolder(tmp_path / "noise")
+    canary_scores(folder)  # control: its own key is taken
+    (folder.state / CANARY_KEY).write_text(f"{7:064x}\n")
+    with pytest.raises(RunError, match="damaged-run"):
+        canary_scores(folder)
 
 
 SURE = {"audit__canaries": 1000, "privacy__epsilon": 1.0, "training__num_steps": 4}
@@ -285,3 +293,19 @@ def test_scores_of_other_coins_show_nothing(tmp_path):
     assert result.epsilon < 0.2
     told = judge_scores(replace(scores, inner=every[coins] + 1e9, outer=every[~coins]), plan, confidence=0.95)
     assert 5 < told.epsilon <= told.ceiling
+
+
+def test_of_a_callers_own_scheme_the_bound_without_assumptions_is_left(tmp_path):
+    class Sparse(Poisson):
+        name = "sparse"
+
+    plan = Plan(
+        num_examples=100, batch_size=20, num_steps=30, noise_multiplier=1.0, delta=1e-5, sampling=Sparse()
+    )
+    recorded = Plan.from_dict(plan.as_dict())
+    random = np.random.default_rng(0)
+    scores = CanaryScores(kind="noise", inner=random.normal(3, 1, 200), outer=random.normal(0, 1, 200))
+    found = judge_scores(scores, recorded, confidence=0.95)
+    assert found.epsilon == found.plain_epsilon > 0
+    known = judge_scores(scores, replace(plan, sampling="poisson"), confidence=0.95)
+    assert known.epsilon > known.plain_epsilon  # control: of our own schemes the plan's curve is known

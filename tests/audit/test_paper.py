@@ -150,6 +150,8 @@ def test_the_command_prints_json(splits, tmp_path, monkeypatch) -> None:
         "paper",
         "--epsilon",
         "8",
+        "--epsilon",
+        "4",
         "--models",
         "10",
         "--workers",
@@ -161,6 +163,7 @@ def test_the_command_prints_json(splits, tmp_path, monkeypatch) -> None:
     result = CliRunner().invoke(cli, [*arguments, "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["table"][0]["num_models"] == 10
-    assert found["table"][0]["violates"] is False
+    assert [row["epsilon"] for row in found["table"]] == [8, 4]
+    assert [row["num_models"] for row in found["table"]] == [10, 10]
+    assert not any(row["violates"] for row in found["table"])
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == found["table"]

@@ -98,9 +98,13 @@ class PaperAudit:
     def scores(self, phase: int, epsilon: float, setting: Setting) -> tuple[np.ndarray, np.ndarray]:
         """What is kept of this setting, in the order of training."""
         task = Task(phase=phase, epsilon=epsilon, setting=setting, member=True, count=0, number=0)
+        others = replace(task, member=False)
+        return self._scores_of(task.group, setting), self._scores_of(others.group, setting)
+
+    def _scores_of(self, group: str, setting: Setting) -> np.ndarray:
+        losses = self.store.losses(group)
         column = list(CANARIES).index(setting.canary)
-        scores_in = self.store.losses(task.group)[:, column]
-        return -scores_in, -self.store.losses(replace(task, member=False).group)[:, column]
+        return -losses[:, column] if len(losses) else np.zeros(0)
 
     def _total_variation(self, epsilon: float, setting: Setting) -> float:
         return gaussian_total_variation(*self.scores(1, epsilon, setting))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,8 @@ def command(
 ) -> None:
     """Train thousands of LeNets with and without an example z, and bound ε by how well they are told apart.
 
-    The same command goes on where it was stopped. With |D| = 60,000 a model takes minutes.
+    The same command goes on where it was stopped. With |D| = 60,000 a model takes minutes. Exit code 1: more
+    was found than is promised.
     """
     from sfumato.audit.paper import PaperAudit
     from sfumato.audit.paper_settings import PROBLEMS
@@ -93,6 +95,8 @@ def command(
     if as_json:
         settings = {f"{epsilon:g}": setting.as_dict() for epsilon, setting in found.items()}
         echo_json({"phase_one": settings, "table": [row.as_dict() for row in rows], "out": str(out)})
+    if any(row.violates for row in rows):
+        sys.exit(1)
 
 
 def _write(audit: PaperAudit, found: dict[float, Setting], out: Path, *, quiet: bool) -> list[Row]:
