@@ -195,7 +195,7 @@ def test_every_kind_goes_with_images_patients_and_views(tmp_path, kind, changes)
 
 def test_the_result_is_written_beside_the_run_into_its_card_and_its_report(tmp_path):
     out = tmp_path / "run"
-    trained(out)
+    trained(out, training__seed=1)  # one run in a hundred or so is called a violation by chance
     assert "canaries" in (out / "release" / "README.md").read_text()
     done = CliRunner().invoke(command, [str(out), "--json"])
     assert done.exit_code == 0, done.output
@@ -210,7 +210,7 @@ def test_the_result_is_written_beside_the_run_into_its_card_and_its_report(tmp_p
     assert sentence in card
     assert "The audit" in report
     assert "ROC curve on logarithmic axes" in report
-    trained(out, resume=True)  # a finished run, published again, keeps its audit
+    trained(out, resume=True, training__seed=1)  # a finished run, published again, keeps its audit
     assert sentence in (out / "release" / "README.md").read_text()
 
 
