@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from sfumato.cli.reproduce import command
 from sfumato.errors import ConfigError, DataError, RunError
+from sfumato.ledger.ledger import Ledger
 from sfumato.models import create_model
 from sfumato.privacy import statement
 from sfumato.recipes.families import Family, list_families, load_family
@@ -348,3 +349,15 @@ def test_the_command_survives_kill_9_and_prints_the_table(tmp_path: Path) -> Non
     with (tmp_path / "results.csv").open(encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 2
     assert not list(tmp_path.rglob("run"))
+
+
+def test_runs_on_a_folder_count_in_the_users_ledger_and_those_on_public_sets_do_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("SFUMATO_LEDGER", str(tmp_path / "users.sqlite"))
+
+    def counted(name: str) -> int:
+        small_reproduction(tmp_path / Path(name).name, seeds=1, data__name=name).run()
+        with Ledger.open() as ledger:
+            return sum(len(ledger.records(fingerprint)) for fingerprint in ledger.datasets())
+
+    assert counted("digits") == 1  # the second condition's images are no known set
+    assert counted(str(tmp_path / "scans")) == 3

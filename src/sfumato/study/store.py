@@ -56,7 +56,7 @@ class Store:
 
     @property
     def ledger(self) -> Path:
-        """A ledger of their own: seeded runs on public images are no spending of the user's."""
+        """Of runs on known public sets, which spend nothing of the user's; others are in the user's own."""
         return self.out / "ledger.sqlite"
 
     def folder(self, condition: Condition, scale: Scale, seed: int) -> Path:
