@@ -2,58 +2,103 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sfumato.cli import echo_json
-from sfumato.errors import DataError
 from sfumato.release.escaping import one_line
+
+if TYPE_CHECKING:
+    from sfumato.release.image_files import FileResult
+    from sfumato.release.release import ReleasedModel
+
+_NAMED = 10  # skipped files that are listed by name
 
 
 @click.command("predict")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--top", type=click.IntRange(1), default=3, show_default=True, help="Classes shown per image.")
+@click.option(
+    "--csv", "table", type=click.Path(path_type=Path, dir_okay=False), help="Write a table to this file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(run: Path, images: tuple[Path, ...], as_json: bool) -> None:
-    """Classify IMAGES, files or folders of files, with a finished RUN or a release folder."""
-    from dataclasses import asdict
+def command(run: Path, images: tuple[Path, ...], top: int, table: Path | None, as_json: bool) -> None:
+    """Classify IMAGES, files or folders of files, with a finished RUN or a release folder.
 
+    Files that cannot be read are listed at the end, and the exit code is then 1.
+    """
+    from sfumato.release.card import headline
+    from sfumato.release.image_files import classify_files, find_images, write_csv
     from sfumato.release.release import load
 
-    files = find_files(images)
     released = load(run)
-    predictions = released.predict(files)
+    files, skipped = find_images(images)
+    results = []
+    for result in classify_files(released, files):
+        results.append(result)
+        if not as_json:
+            _echo(result, released, top)
     if as_json:
-        guarantee = {key: released.privacy.get(key) for key in ("epsilon", "releasable")}
-        echo_json(
-            [
-                {"file": str(file), **asdict(each), **guarantee}
-                for file, each in zip(files, predictions, strict=True)
-            ]
-        )
-        return
-    width = max(len(str(file)) for file in files)
-    for file, each in zip(files, predictions, strict=True):
-        click.echo(f"{one_line(str(file)):<{width}}  {one_line(each.label)}  {100 * each.probability:.1f} %")
+        echo_json([_as_dict(result, released) for result in results])
+    if table is not None:
+        write_csv(table, results, released.classes)
+        click.echo(f"{len(results):,} rows in {one_line(str(table))}", err=True)
     if not released.privacy.get("releasable"):
-        from sfumato.release.card import headline
-
         click.secho(headline(released.privacy), fg="red", err=True)
+    _note_skipped(skipped)
+    _end_with_broken([result for result in results if result.error is not None], len(results))
 
 
-def find_files(places: tuple[Path, ...]) -> list[Path]:
-    """The files named, and all image files below the folders named."""
-    from sfumato.data.readers.decode import EXTENSIONS
+def _echo(result: FileResult, released: ReleasedModel, top: int) -> None:
+    """A line for a file that was classified."""
+    from sfumato.release.image_files import ranked
 
-    files: list[Path] = []
-    for place in places:
-        if place.is_dir():
-            files += sorted(path for path in place.rglob("*") if path.suffix.lower() in EXTENSIONS)
-        else:
-            files.append(place)
-    if not files:
-        raise DataError(
-            "no-images", f"no image files in {', '.join(map(str, places))}", fix="Give image files."
-        )
-    return files
+    if result.prediction is None:
+        return
+    label, best = result.prediction.label, result.prediction.probability
+    others = ranked(result.prediction, released.classes, top)
+    also = [f"{one_line(name)} {100 * chance:.1f} %" for name, chance in others if name != label]
+    line = f"{one_line(str(result.file))}  {one_line(label)} {100 * best:.1f} %"
+    click.echo(f"{line}  ({', '.join(also[: top - 1])})" if also[: top - 1] else line)
+
+
+def _as_dict(result: FileResult, released: ReleasedModel) -> dict[str, Any]:
+    guarantee = {key: released.privacy.get(key) for key in ("epsilon", "releasable")}
+    each = result.prediction
+    if each is None:
+        error = None if result.error is None else result.error.as_dict()
+        return {"file": str(result.file), "label": None, "error": error, **guarantee}
+    return {
+        "file": str(result.file),
+        "label": each.label,
+        "probability": each.probability,
+        "index": each.index,
+        "probabilities": dict(zip(released.classes, each.probabilities, strict=True)),
+        **guarantee,
+    }
+
+
+def _note_skipped(skipped: Sequence[Path]) -> None:
+    """Say which files of the folders were left out for their ending."""
+    if not skipped:
+        return
+    named = ", ".join(one_line(str(path)) for path in skipped[:_NAMED])
+    more = f" and {len(skipped) - _NAMED:,} more" if len(skipped) > _NAMED else ""
+    files = "1 file" if len(skipped) == 1 else f"{len(skipped):,} files"
+    click.echo(f"Skipped {files} whose ending is not that of an image: {named}{more}", err=True)
+
+
+def _end_with_broken(broken: Sequence[FileResult], total: int) -> None:
+    """List the files that could not be read, and end with 1 if there are any."""
+    if not broken:
+        return
+    click.secho(f"{len(broken):,} of {total:,} files could not be read:", fg="red", err=True)
+    for result in broken:
+        if result.error is not None:
+            click.echo(f"  [{result.error.code}] {one_line(result.error.what)}", err=True)
+    sys.exit(1)

@@ -43,11 +43,12 @@ WEIGHTS, CONFIG, PRIVACY, CARD = "model.safetensors", "config.json", "privacy.js
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The most likely class of one image."""
+    """The most likely class of one image, and how likely each one is."""
 
     label: str
     probability: float
     index: int
+    probabilities: tuple[float, ...] = ()  # in the order of the classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +98,12 @@ class ReleasedModel:
         return max(1, min(256, 256 * 224**2 // self.config["image_size"] ** 2))
 
     def _best(self, images: Tensor) -> list[Prediction]:
-        best = self.logits(images).softmax(1).max(1)
+        rows = self.logits(images).softmax(1)
         return [
-            Prediction(label=self.classes[index], probability=chance, index=index)
-            for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            Prediction(
+                label=self.classes[index], probability=row[index], index=index, probabilities=tuple(row)
+            )
+            for row, index in zip(rows.tolist(), rows.argmax(1).tolist(), strict=True)
         ]
 
     def decode(self, files: Sequence[str | Path]) -> Tensor:
