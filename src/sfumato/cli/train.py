@@ -130,8 +130,6 @@ def assemble(
     else:
         recipe = load_recipe(recipe_name or DEFAULT_RECIPE)
     settings = dict(parse_assignment(text) for text in assignments)
-    if "model.name" in flags and flags["model.name"] != recipe.model.name:
-        flags["model.options"] = {}  # another family has other options
     budget = flags.get("privacy.epsilon", settings.get("privacy.epsilon"))
     if budget is not None and recipe.privacy.epsilon is None and "privacy.noise_multiplier" not in settings:
         flags["privacy.noise_multiplier"] = None  # a budget asked for replaces the recipe's fixed noise

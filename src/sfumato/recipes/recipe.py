@@ -222,9 +222,19 @@ def recipe_to_toml(recipe: Recipe) -> str:
     return to_toml(recipe)
 
 
-def with_settings(recipe: Recipe, assignments: Mapping[str, Any]) -> Recipe:
-    """A new recipe with ``{"section.key": value}`` replaced, names and types checked."""
+def with_settings(recipe: Recipe, assignments: Mapping[str, Any], *, keep_options: bool = False) -> Recipe:
+    """A new recipe with ``{"section.key": value}`` replaced, names and types checked.
+
+    Of ``num_steps`` and ``num_epochs`` the one that is given replaces the recipe's other one, and a model of
+    another name begins without the options of the recipe's: ``width`` is another thing in another family.
+    ``keep_options`` is for a smaller model of the same family.
+    """
     table = to_table(recipe)
+    if not keep_options and assignments.get("model.name", recipe.model.name) != recipe.model.name:
+        table["model"].pop("options", None)
+    for given, other in (("num_steps", "num_epochs"), ("num_epochs", "num_steps")):
+        if assignments.get(f"training.{given}") is not None and f"training.{other}" not in assignments:
+            table.get("training", {}).pop(other, None)
     for path, value in assignments.items():
         _check_path(path)
         section, _, rest = path.partition(".")
@@ -302,11 +312,6 @@ def recipe_text(name: str) -> str:
             "no-recipe",
             f"there is no recipe {name!r}. {did_you_mean(name, known)}".rstrip(),
             fix="see `sfumato recipes list`, or give a file that ends in .toml",
-        )
-    if name in member_index():
-        family = member_index()[name][0]
-        return f"# a row of {family}: sfumato reproduce {family}\n\n" + table_to_toml(
-            Recipe, member_table(name)
         )
     return (resources.files("sfumato") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
 

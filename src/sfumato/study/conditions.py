@@ -74,7 +74,7 @@ def _condition(
 ) -> Condition:
     recipe = load_recipe(member.recipe)
     if member.borrowed:  # another table says something else of the same training
-        recipe = with_settings(recipe, {"reference.further": {}, **member.settings})
+        recipe = with_settings(recipe, {"reference.further": {}, **member.settings}, keep_options=True)
     if scale == "mini":
         assert member.mini is not None
         recipe = _small(recipe, member.mini)
@@ -92,12 +92,9 @@ def _condition(
 def _small(recipe: Recipe, mini: Mapping[str, Any]) -> Recipe:
     """The recipe at mini scale: the family's small settings at the recipe's own ε."""
     changes: dict[str, Any] = dict(mini)
-    for one, other in (("num_steps", "num_epochs"), ("num_epochs", "num_steps")):
-        if f"training.{one}" in mini:
-            changes[f"training.{other}"] = None
     if recipe.privacy.enabled and recipe.privacy.epsilon is None:
         # the paper's noise belongs to the paper's steps; at the same ε fewer steps take less
         assert recipe.reference is not None
         changes |= {"privacy.epsilon": recipe.reference.epsilon, "privacy.noise_multiplier": None}
     changes.setdefault("training.evaluate_every", ONCE)
-    return with_settings(recipe, changes)
+    return with_settings(recipe, changes, keep_options=True)
