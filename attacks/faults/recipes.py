@@ -44,3 +44,11 @@ def resumed_under_other_privacy(patch):
         '("performance", "reference")',
         '("performance", "reference", "privacy")',
     )
+
+
+@fault(
+    "options-of-another-model-kept",
+    tests=("cli/test_cli_run.py::test_another_model_does_not_inherit_the_options_of_the_recipes",),
+)
+def options_of_another_model_kept(patch):
+    rewrite(patch, "sfumato.recipes.recipe:with_settings", "not keep_options and", "keep_options and")

@@ -120,3 +120,13 @@ def digits_of_all_scripts(patch):
 
     patch.setattr(listing, "whole_number", whole_number)
     patch.setattr(manifest, "whole_number", whole_number)
+
+
+@fault("advice-by-private-images", tests=("run/test_advice.py::test_only_public_facts_decide",))
+def advice_by_private_images(patch):
+    rewrite(
+        patch,
+        "sfumato.data.counting:_count_files",
+        "num_units=len(patients)",
+        "num_units=len(train)",
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfumato.data.generated import DeadLeaves, dead_leaves
+from sfumato.data import generated
+from sfumato.data.generated import DeadLeaves, dead_leaves, fitting_images
 
 
 def spectral_slope(images: torch.Tensor) -> float:
@@ -42,9 +43,33 @@ def test_the_power_spectrum_falls_as_that_of_photographs():
 
 def test_small_leaves_are_many_and_large_ones_few():
     law = DeadLeaves(num_leaves=1, texture=0.0, shade=0.0, softness=(0.5, 0.5))
-    cover = torch.cat(
-        [law._leaf(500, torch.arange(32.0) + 0.5, torch.Generator().manual_seed(s))[0] for s in (0, 1)]
-    )
+    axis = torch.arange(32.0) + 0.5
+    leaves = [law._leaves(500, torch.Generator().manual_seed(s)) for s in (0, 1)]
+    cover = torch.cat([each.drawn(axis[None, None, :], axis[None, :, None])[0] for each in leaves])
     area = cover.sum((1, 2))
     assert (area < 30).float().mean() > 0.6
     assert 0.0 < (area > 300).float().mean() < 0.05
+
+
+def test_leaves_drawn_in_windows_are_those_drawn_on_the_whole_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = torch.arange(len(generated.KINDS))
+    law = DeadLeaves(image_size=48, channels=2, num_leaves=150)
+    in_windows = law.images(40, seed=5), law.images_of(kinds, seed=5)
+    monkeypatch.setattr(generated, "_WHOLE", 48)
+    assert all(map(torch.equal, in_windows, (law.images(40, seed=5), law.images_of(kinds, seed=5))))
+    monkeypatch.setattr(generated, "_WHOLE", 32)
+    monkeypatch.setattr(generated.Leaves, "reach", lambda self: 0.8 * self.radius.flatten())
+    assert not torch.equal(law.images(40, seed=5), in_windows[0])  # too narrow windows would be noticed
+
+
+def test_of_large_images_to_fit_on_a_quarter_is_drawn_and_turned() -> None:
+    drawn: list[int] = []
+    large = fitting_images(
+        9, image_size=66, channels=1, seed=0, on_progress=lambda done, total: drawn.append(total)
+    )
+    assert large.shape == (9, 1, 66, 66)
+    assert drawn == [3]
+    assert torch.equal(large[3], large[0].transpose(-1, -2))
+    assert len({image.numpy().tobytes() for image in large}) == 9
+    small = fitting_images(5, image_size=32, channels=3, seed=2)
+    assert torch.equal(small, dead_leaves(5, seed=2))  # what was measured at 32 px stays as it is

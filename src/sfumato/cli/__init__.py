@@ -17,6 +17,7 @@ from sfumato.errors import SfumatoError
 # name -> (module, help). The help stands here so that listing the commands imports none of them.
 COMMANDS = {
     "demo": ("sfumato.cli.demo", "Train privately on data that ships inside the package."),
+    "advise": ("sfumato.cli.advise", "Compare the ways to train on your images; spends nothing."),
     "train": ("sfumato.cli.train", "Train a private model on a folder of images or a known data set."),
     "evaluate": ("sfumato.cli.evaluate", "Accuracy of a finished run, overall and per class."),
     "predict": ("sfumato.cli.predict", "Classify images with a released model."),

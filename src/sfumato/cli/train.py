@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from sfumato.recipes.recipe import Recipe
     from sfumato.run.publish import RunResult
 
-DEFAULT_RECIPE = "default/folder"
+NOTHING_SPENT = (
+    "Stopped before the first step: nothing was spent, and there is no run to resume. Give the same command "
+    "again; features that were computed are kept."
+)
 
 
 @click.command("train")
 @click.argument("data", required=False)
-@click.option("--recipe", "recipe_name", help="A shipped recipe (sfumato recipes list) or a FILE.toml.")
+@click.option("--recipe", "recipe_name", help="A shipped recipe or a FILE.toml; else sfumato advise chooses.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Your time, for that choice.")
 @click.option("--epsilon", type=float, help="Privacy budget ε: 8 is weak, 3 medium, 1 strong.")
 @click.option("--delta", type=float, help="δ; by default the largest power of ten below 1/N.")
 @click.option("--model", "model_name", help="A model of the zoo (sfumato models list).")
@@ -46,6 +50,7 @@ DEFAULT_RECIPE = "default/folder"
 def command(
     data: str | None,
     recipe_name: str | None,
+    minutes: float | None,
     epsilon: float | None,
     delta: float | None,
     model_name: str | None,
@@ -88,6 +93,7 @@ def command(
         assignments,
         out,
         resume,
+        minutes=minutes,
     )
     folder = out if out is not None else Path("runs") / default_name(recipe)
     if dry_run:
@@ -120,20 +126,48 @@ def assemble(
     assignments: tuple[str, ...],
     out: Path | None,
     resume: bool,
+    *,
+    minutes: float | None = None,
 ) -> Recipe:
-    """The recipe of this call: the named one (or the interrupted run's), then flags, then ``--set``."""
+    """The recipe of this call: the named one, the interrupted run's or the advised one; flags; ``--set``."""
     from sfumato.recipes.recipe import load_recipe, parse_assignment, with_settings
     from sfumato.release.run_folder import RunFolder
 
+    settings = dict(parse_assignment(text) for text in assignments)
     if recipe_name is None and resume and out is not None:
         recipe = RunFolder(out).stored_recipe()
+    elif recipe_name is not None:
+        recipe = load_recipe(recipe_name)
     else:
-        recipe = load_recipe(recipe_name or DEFAULT_RECIPE)
-    settings = dict(parse_assignment(text) for text in assignments)
+        recipe = _advised({**flags, **settings}, minutes)
     budget = flags.get("privacy.epsilon", settings.get("privacy.epsilon"))
     if budget is not None and recipe.privacy.epsilon is None and "privacy.noise_multiplier" not in settings:
         flags["privacy.noise_multiplier"] = None  # a budget asked for replaces the recipe's fixed noise
     return with_settings(recipe, {**flags, **settings})
+
+
+def _advised(given: dict[str, Any], minutes: float | None) -> Recipe:
+    """The recipe that suits the public facts of this call; says which, and what else there is."""
+    from sfumato.cli.advise import advice_for, choice_line, missing_lines
+    from sfumato.recipes.recipe import Recipe, load_recipe, with_settings
+    from sfumato.run.advice import FROM_PIXELS, wants_pixels
+
+    asked, wanted = with_settings(Recipe(), given), wants_pixels(given)
+    if asked.data.name is None or wanted:
+        if wanted:
+            click.echo(f"Chosen     {FROM_PIXELS}: {wanted[0]} belongs to a training from pixels.", err=True)
+        return load_recipe(FROM_PIXELS)
+    advice = advice_for(
+        asked.data.name,
+        epsilon=asked.privacy.epsilon,
+        unit=asked.privacy.unit,
+        patient_from=asked.data.patient_from,
+        classes=asked.data.classes,
+        minutes=minutes,
+    )
+    for line in [choice_line(advice), *missing_lines(advice)]:
+        click.echo(line, err=True)
+    return with_settings(load_recipe(advice.chosen.recipe), advice.chosen.settings)
 
 
 def default_name(recipe: Recipe) -> str:
@@ -155,15 +189,29 @@ def run_recipe(recipe: Recipe, folder: Path, *, resume: bool, force: bool, quiet
     from sfumato.run.session import train
 
     progress = make_progress(quiet=quiet)
+    note_busy_cores(recipe)
     try:
         return train(recipe, out=folder, resume=resume, force=force, observer=progress)
     except KeyboardInterrupt:
         progress.close()
         if (folder / "state").is_dir():
             click.echo(f"\nSaved. Continue with: sfumato train --resume --out {folder}", err=True)
+        else:
+            click.echo(f"\n{NOTHING_SPENT}", err=True)
         raise
     finally:
         progress.close()
+
+
+def note_busy_cores(recipe: Recipe) -> None:
+    """Take fewer threads on a busy machine, and say so; with a seed sums must be rounded as they were."""
+    if recipe.training.seed is not None:
+        return
+    from sfumato.run.devices import spare_busy_cores
+
+    note = spare_busy_cores()
+    if note is not None:
+        click.echo(note, err=True)
 
 
 def echo_result(result: RunResult, *, as_json: bool) -> None:
@@ -209,6 +257,7 @@ def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json
 
     RunFolder(folder).check_usable(recipe, resume=resume)
     progress = make_progress(quiet=as_json)
+    note_busy_cores(recipe)
     try:
         prepared = prepare(recipe, force=force, observer=progress)
     finally:

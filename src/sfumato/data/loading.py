@@ -47,8 +47,8 @@ def load_data(
     """
     _check_options(image_size, channels, fit)
     name = spec if isinstance(spec, str) and spec in KNOWN_SETS else None
-    folder = _existing_folder(spec) if name is None else _known_folder(name)
-    read = _binary_reader(name, folder)
+    folder = existing_folder(spec) if name is None else _known_folder(name)
+    read = binary_reader(name, folder)
     if name == "generated":  # drawn at the size that is wanted, not resized to it
         read = partial(
             load_generated, image_size=image_size or 32, channels=channels or 3, on_progress=on_progress
@@ -87,7 +87,7 @@ def _known_folder(name: str) -> Path | None:
     return None if KNOWN_SETS[name].is_built_in else KNOWN_SETS[name].require()
 
 
-def _binary_reader(name: str | None, folder: Path | None) -> Callable[[], DataSplits] | None:
+def binary_reader(name: str | None, folder: Path | None) -> Callable[[], DataSplits] | None:
     """The reader of a set that is not made of image files, known by its name or by its folder's content."""
     if name == "digits":
         return binary.load_digits
@@ -117,7 +117,7 @@ def _check_options(image_size: int | None, channels: int | None, fit: str) -> No
         raise ConfigError("bad-fit", f"fit is {fit!r}.", fix="Use crop, pad or stretch.")
 
 
-def _existing_folder(spec: str | Path) -> Path:
+def existing_folder(spec: str | Path) -> Path:
     folder = Path(spec).expanduser()
     if folder.is_dir():
         return folder

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from sfumato.data.generated import OnProgress
 from sfumato.features.patch_features import PatchFeatures
 from sfumato.features.scatter_features import ScatterFeatures
 
@@ -32,10 +33,12 @@ class CombinedFeatures(nn.Module):
     def _parts(self) -> list[Part]:
         return [cast(Part, part) for part in self.parts]
 
-    def fit(self, *, num_images: int = 12_000, seed: int = 0) -> CombinedFeatures:
+    def fit(
+        self, *, num_images: int = 12_000, seed: int = 0, on_progress: OnProgress | None = None
+    ) -> CombinedFeatures:
         """Fit each part on its own; equal seeds give equal features."""
         for part in self._parts():
-            part.fit(num_images=num_images, seed=seed)
+            part.fit(num_images=num_images, seed=seed, on_progress=on_progress)
         return self
 
     def forward(self, images: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.data.generated import dead_leaves
+from sfumato.data.generated import OnProgress, fitting_images, turns_of
 from sfumato.errors import ConfigError, ModelError
 from sfumato.features.patches import PatchLayer
 from sfumato.features.whitening import Whitening
@@ -109,6 +109,7 @@ class PatchFeatures(nn.Module):
         self.image_size, self.in_channels, self.mirror = image_size, in_channels, mirror
         self.described = {"patches": 1, "size": image_size, "grid": grid, "spread": spread}
         self.described |= {} if mirror else {"mirror": False}
+        self.described |= turns_of(image_size)
         if num_layers not in (1, 2):
             raise ConfigError(
                 "bad-model-option", f"num_layers={num_layers}: there are one or two.", fix="Use 1 or 2."
@@ -145,9 +146,17 @@ class PatchFeatures(nn.Module):
         return [cast(Whitening, each) for each in self.whitenings]
 
     @torch.no_grad()
-    def fit(self, *, num_images: int = 12_000, seed: int = 0) -> PatchFeatures:
+    def fit(
+        self, *, num_images: int = 12_000, seed: int = 0, on_progress: OnProgress | None = None
+    ) -> PatchFeatures:
         """Fit layers and whitening on dead leaves; equal seeds give equal features."""
-        images = dead_leaves(num_images, image_size=self.image_size, channels=self.in_channels, seed=seed)
+        images = fitting_images(
+            num_images,
+            image_size=self.image_size,
+            channels=self.in_channels,
+            seed=seed,
+            on_progress=on_progress,
+        )
         generator = torch.Generator().manual_seed(seed)
         pixels = images.float() / 255
         for layer in self.layers:

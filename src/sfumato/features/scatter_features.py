@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sfumato.data.generated import dead_leaves
+from sfumato.data.generated import OnProgress, fitting_images, turns_of
 from sfumato.errors import ModelError
 from sfumato.features.cache import compute_features
 from sfumato.features.patch_features import SoftPooling
@@ -46,6 +46,7 @@ class ScatterFeatures(nn.Module):
         self.described = {"scatter": 2, "size": image_size, "grid": grid, "spread": spread}
         self.described |= {} if mirror else {"mirror": False}
         self.described |= {"group_norm": True} if group_norm else {}
+        self.described |= turns_of(image_size)
         self.shrink, side = _reduction(image_size)
         self.scattering = Scattering()
         self.pooling = SoftPooling(side, grid=grid, spread=spread)
@@ -56,9 +57,17 @@ class ScatterFeatures(nn.Module):
         return self.whitening.num_directions
 
     @torch.no_grad()
-    def fit(self, *, num_images: int = 12_000, seed: int = 0) -> ScatterFeatures:
+    def fit(
+        self, *, num_images: int = 12_000, seed: int = 0, on_progress: OnProgress | None = None
+    ) -> ScatterFeatures:
         """Fit the whitening on dead leaves; equal seeds give equal features."""
-        images = dead_leaves(num_images, image_size=self.image_size, channels=self.in_channels, seed=seed)
+        images = fitting_images(
+            num_images,
+            image_size=self.image_size,
+            channels=self.in_channels,
+            seed=seed,
+            on_progress=on_progress,
+        )
         self.whitening.fit(torch.from_numpy(compute_features(_Pooled(self), images)))
         return self
 
@@ -89,6 +98,7 @@ class ScatterMaps(nn.Module):
         super().__init__()
         self.image_size, self.in_channels = image_size, in_channels
         self.described = {"scatter_maps": 2, "size": image_size}
+        self.described |= turns_of(image_size)
         self.shrink, side = _reduction(image_size)
         self.scattering = Scattering()
         self.whitening = Whitening(in_channels * self.scattering.num_maps, num_maps)
@@ -99,9 +109,17 @@ class ScatterMaps(nn.Module):
         return math.prod(self.shape)
 
     @torch.no_grad()
-    def fit(self, *, num_images: int = 2_000, seed: int = 0) -> ScatterMaps:
+    def fit(
+        self, *, num_images: int = 2_000, seed: int = 0, on_progress: OnProgress | None = None
+    ) -> ScatterMaps:
         """Fit the whitening on dead leaves, every place of every image a row; equal seeds, equal features."""
-        leaves = dead_leaves(num_images, image_size=self.image_size, channels=self.in_channels, seed=seed)
+        leaves = fitting_images(
+            num_images,
+            image_size=self.image_size,
+            channels=self.in_channels,
+            seed=seed,
+            on_progress=on_progress,
+        )
         places = compute_features(_Places(self), leaves).reshape(-1, self.whitening.num_features)
         self.whitening.fit(torch.from_numpy(places), ridge=0.01)
         return self

@@ -119,7 +119,8 @@ class RunFolder:
             raise RunError(
                 "no-run",
                 f"{self.path} holds no run that could be resumed",
-                fix="Check --out, or leave out --resume to start there.",
+                why="There is one as soon as a run takes its first step; nothing is spent before.",
+                fix="Check --out, or give the run's whole command without --resume to start there.",
             ) from error
         return recipe_from_toml(text, origin=str(self.recipe))
 

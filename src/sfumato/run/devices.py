@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import psutil
 import torch
 from torch import nn
 
@@ -10,6 +13,8 @@ from sfumato.errors import ConfigError
 from sfumato.gradients.memory import bytes_per_row, free_memory, rows_in_memory
 
 WITHOUT_FLOAT64 = ("mps",)  # devices, by torch's names
+_LOOK_SECONDS = 0.5  # how long the other programs are watched
+_CHOSEN_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def choose_device(name: str) -> torch.device:
@@ -43,3 +48,29 @@ def fitting_rows(model: nn.Module, train: ImageSet, device: torch.device) -> int
     example = torch.zeros(1, *train.images.shape[1:], device=device)
     row_bytes = bytes_per_row(model, example)
     return rows_in_memory(row_bytes, free_memory(device), on_accelerator=device.type != "cpu")
+
+
+def spare_busy_cores() -> str | None:
+    """Leave the cores that other programs keep busy alone; returns a sentence if threads were taken away.
+
+    Threads wait for the slowest of them: on two cores, one of them busy, two are slower than one. What the
+    user has set stays. Call it before a program's first long computation.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or any(os.environ.get(name) for name in _CHOSEN_BY_USER):
+        return None
+    cores = os.cpu_count() or 1
+    busy = cores * psutil.cpu_percent(interval=_LOOK_SECONDS) / 100
+    fitting = fitting_threads(threads, cores=cores, busy=busy)
+    if fitting == threads:
+        return None
+    torch.set_num_threads(fitting)
+    return (
+        f"Other programs keep {busy:.1f} of {cores} cores busy, so this one takes {fitting} "
+        f"thread{'s' if fitting > 1 else ''}, not {threads}. OMP_NUM_THREADS={threads} decides otherwise."
+    )
+
+
+def fitting_threads(threads: int, *, cores: int, busy: float) -> int:
+    """So many of ``threads`` find a core of their own when others use ``busy`` of ``cores``; at least one."""
+    return max(1, min(threads, round(cores - busy)))

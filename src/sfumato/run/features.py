@@ -38,7 +38,7 @@ _NON_PRIVATE_FACTOR = 2.0  # of reference_rate: without privacy nothing is clipp
 class FittedExtractor(Protocol):
     """An extractor with weights of its own, made from generated images; others have public ones or none."""
 
-    def fit(self, *, num_images: int, seed: int) -> nn.Module:
+    def fit(self, *, num_images: int, seed: int, on_progress: OnProgress | None) -> nn.Module:
         """Fit it, in place; equal seeds give equal features."""
 
 
@@ -134,6 +134,7 @@ def fit_extractor(
     *,
     folder: Path | None = None,
     on_note: Callable[[str], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> None:
     """Fit the features on generated images, or take them from the cache; no private image enters."""
     if recipe.features is None:
@@ -160,7 +161,7 @@ def fit_extractor(
         pass  # absent or damaged: it is fitted again
     if on_note is not None:
         on_note(f"Fitting features on {num_images:,} generated images; kept for later runs.")
-    extractor.fit(num_images=num_images, seed=seed)
+    extractor.fit(num_images=num_images, seed=seed, on_progress=on_progress)
     weights = {name: value.contiguous() for name, value in extractor.state_dict().items()}
     try:
         with workspace(entry.parent) as work:

@@ -258,7 +258,11 @@ def build_network(
         start_from(network, checkpoint, train, observer)
     choose_trained(network, recipe.model.trained)
     network = network.to(device)
-    fit_extractor(network, recipe, on_note=None if observer is None else observer.noted)
+    if observer is None:
+        fit_extractor(network, recipe)
+    else:
+        counter = partial(observer.computed, "generated images")
+        fit_extractor(network, recipe, on_note=observer.noted, on_progress=counter)
     return network
 
 

@@ -1,0 +1,67 @@
+"""How many units and classes a data set has: taken to be public, and counted without opening an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sfumato.data.images import Unit
+from sfumato.data.known import KNOWN_SETS
+from sfumato.data.loading import binary_reader, existing_folder
+from sfumato.data.readers.folder import list_images
+from sfumato.errors import DataError
+from sfumato.ledger.links import one_spelling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """The public counts of a data set. The number of images is none of them where patients are protected."""
+
+    num_units: int
+    num_classes: int
+
+
+def count_units(
+    spec: str,
+    *,
+    unit: Unit = "image",
+    patient_from: str | None = None,
+    classes: Sequence[str] | None = None,
+) -> Counted:
+    """Units and classes of the training images that ``load_data`` would load."""
+    if spec in KNOWN_SETS:
+        known = KNOWN_SETS[spec]
+        if unit == "patient":
+            raise _no_patients(spec)
+        return Counted(num_units=known.num_train, num_classes=known.num_classes)
+    folder = existing_folder(spec)
+    read = binary_reader(None, folder)
+    if read is not None:
+        train = read().train
+        return Counted(num_units=train.num_units(unit), num_classes=len(train.classes))
+    return _count_files(folder, unit=unit, patient_from=patient_from, classes=classes)
+
+
+def _count_files(
+    folder: Path, *, unit: Unit, patient_from: str | None, classes: Sequence[str] | None
+) -> Counted:
+    listing = list_images(folder, classes)
+    if patient_from is not None:
+        listing = listing.with_patients(patient_from)
+    train = [entry for entry in listing.entries if entry.split == "train"]
+    if unit == "image":
+        return Counted(num_units=len(train), num_classes=len(listing.classes))
+    patients = {None if entry.patient is None else one_spelling(entry.patient) for entry in train}
+    if None in patients:
+        raise _no_patients(folder.name)
+    return Counted(num_units=len(patients), num_classes=len(listing.classes))
+
+
+def _no_patients(name: str) -> DataError:
+    return DataError(
+        "no-patients",
+        f"{name} does not say whose images these are.",
+        why="A patient-level guarantee needs every image's patient.",
+        fix="Add a patient column to manifest.csv, or give --patient-from REGEX for the file names.",
+    )
