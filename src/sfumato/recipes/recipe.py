@@ -19,6 +19,7 @@ from msgspec import Meta
 from sfumato.accounting import check_budget, check_delta
 from sfumato.errors import ConfigError, did_you_mean
 from sfumato.recipes.choices import AccountantName, MechanismName, SchemeName
+from sfumato.recipes.decision_settings import DecisionSettings, Shares
 from sfumato.recipes.families import member_index, member_table
 from sfumato.recipes.feature_settings import FeatureSettings
 from sfumato.recipes.reference import ReferenceSettings
@@ -60,6 +61,12 @@ class DataSettings:
         0.0, "share of the training units set aside and scored instead"
     )
     val_is_public: bool = setting(False, "the val/ images are public: they may steer the training")
+    prevalence: Shares | None = setting(
+        None, "how frequent classes are among the training units: publicly known"
+    )
+    class_counts: Literal["released"] | None = setting(
+        None, "released: count them with noise, which epsilon pays for"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +131,9 @@ class TrainingSettings:
     num_steps: Positive | None = setting(None, "updates; give this or num_epochs")
     num_epochs: NotNegative | None = setting(None, "expected passes over the data")
     loss: Literal["cross-entropy", "label-smoothing"] = setting("cross-entropy", "of one image")
+    class_weights: Literal["balanced"] | tuple[float, ...] | None = setting(
+        None, "of the classes in the loss; balanced: one over how frequent they are"
+    )
     optimizer: str = setting("SGD", "any of torch.optim, e.g. SGD, NAdam, AdamW; or AdamBC")
     learning_rate: NotNegative | None = setting(
         None, "see normalised_update; absent: 1, on fixed features what the budget gives"
@@ -195,6 +205,7 @@ class Recipe:
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
     features: FeatureSettings | None = None
     pretraining: PretrainingSettings | None = None
+    decision: DecisionSettings = field(default_factory=DecisionSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
     performance: PerformanceSettings = field(default_factory=PerformanceSettings)
 

@@ -125,9 +125,10 @@ def unknown_key(origin: str, path: str, known: list[str]) -> ConfigError:
 
 
 def without_none(kind: Any) -> Any:
-    """``X`` for the type ``X | None``."""
+    """``X`` for the type ``X | None``; a setting may have several forms, such as a number or a word."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        return next(arm for arm in typing.get_args(kind) if arm is not types.NoneType)
+        arms = tuple(arm for arm in typing.get_args(kind) if arm is not types.NoneType)
+        return typing.Union[arms]
     return kind
 
 
@@ -162,6 +163,8 @@ def _run_check(check: Callable[[Any], None], value: Any, *, origin: str) -> None
 def _expected(wanted: Any, value: Any, complaint: str) -> str:
     """What a setting of the type ``wanted`` would be, in words for a user who gave ``value``."""
     kind = without_none(wanted)
+    if typing.get_origin(kind) is typing.Union:
+        return " or ".join(_expected(arm, value, complaint) for arm in typing.get_args(kind))
     limits: Meta | None = None
     if typing.get_origin(kind) is Annotated:
         kind, limits = typing.get_args(kind)
