@@ -47,6 +47,7 @@ UNIX_FUNCTIONS = {
 # Files of one package that need each other's types, and nothing else of each other.
 TYPES_OF_EACH_OTHER = {
     ("privacy.statement", "privacy.plan"): "a plan makes its statement, and a statement is made of a plan",
+    ("run.decision", "run.prepare"): "a decision is made of what was prepared, which holds its first part",
     ("run.canaries", "run.prepare"): "canaries join what was prepared, which asks whether they have room",
     ("ledger.account", "ledger.ledger"): "a ledger gives out accounts, and an account writes to its ledger",
 }

@@ -63,7 +63,7 @@ def published(recipe: Recipe) -> dict[str, object]:
     """All that a run on this data would publish or write beside it, but for the weights."""
     prepared = prepare(recipe)
     return {
-        "config": model_config(prepared),
+        "config": model_config(prepared, prepared.decision),
         "privacy": stated_privacy(prepared, num_steps=prepared.num_steps),
         "plan": plan_values(prepared.plan),
         "recipe": recipe_to_toml(prepared.recipe),

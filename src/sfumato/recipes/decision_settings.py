@@ -1,4 +1,4 @@
-"""The settings of the way from a model's outputs to a class; those of all other parts are in ``recipe.py``."""
+"""The settings of the way from outputs to a class; those of all other parts are in ``recipe.py``."""
 
 from __future__ import annotations
 

@@ -54,6 +54,10 @@ def _inlined(node: Any, parts: dict[str, Any]) -> Any:
     arms = [arm for arm in node.get("anyOf", []) if arm != {"type": "null"}]
     if len(arms) == 1:
         return _inlined(arms[0], parts)
+    if arms:
+        node = {**node, "anyOf": arms}
+        if node.get("default", "") is None:
+            del node["default"]
     node = {key: _inlined(value, parts) for key, value in node.items()}
     if "properties" in node:
         del node["title"]  # the name of a class

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -128,7 +129,7 @@ def without_none(kind: Any) -> Any:
     """``X`` for the type ``X | None``; a setting may have several forms, such as a number or a word."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         arms = tuple(arm for arm in typing.get_args(kind) if arm is not types.NoneType)
-        return typing.Union[arms]
+        return functools.reduce(operator.or_, arms)
     return kind
 
 
@@ -163,7 +164,7 @@ def _run_check(check: Callable[[Any], None], value: Any, *, origin: str) -> None
 def _expected(wanted: Any, value: Any, complaint: str) -> str:
     """What a setting of the type ``wanted`` would be, in words for a user who gave ``value``."""
     kind = without_none(wanted)
-    if typing.get_origin(kind) is typing.Union:
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return " or ".join(_expected(arm, value, complaint) for arm in typing.get_args(kind))
     limits: Meta | None = None
     if typing.get_origin(kind) is Annotated:

@@ -26,6 +26,15 @@ class ModelDescription(TypedDict):
     options: dict[str, Any]
 
 
+class DecisionDocument(TypedDict):
+    """How outputs become a class; see ``training.decision``."""
+
+    shift: list[Annotated[float, Meta(ge=-1e3, le=1e3)]] | None
+    temperature: Annotated[float, Meta(ge=1e-3, le=1e3)]
+    threshold: Annotated[float, Meta(gt=0, lt=1)]
+    positive: Count
+
+
 class Config(TypedDict):
     """``release/config.json``: how to build and feed the model."""
 
@@ -38,6 +47,7 @@ class Config(TypedDict):
     std: Annotated[list[Scale], Meta(min_length=1)]
     fit: Fit
     data: str
+    decision: NotRequired[DecisionDocument]  # absent in releases of earlier versions: the largest output
 
 
 class ResolvedDocument(TypedDict):

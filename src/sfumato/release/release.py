@@ -24,6 +24,7 @@ from sfumato.errors import ConfigError, DataError, ModelError, RunError
 from sfumato.files import check_plain, read_json, replace_folder, replacing, workspace, write_json, write_text
 from sfumato.models import create_model, find_variant, weight_shapes
 from sfumato.release.documents import Config, Privacy
+from sfumato.training.decision import Decision
 from sfumato.training.evaluation import predict_logits
 
 FORMAT = 1
@@ -43,7 +44,7 @@ WEIGHTS, CONFIG, PRIVACY, CARD = "model.safetensors", "config.json", "privacy.js
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The most likely class of one image, and how likely each one is."""
+    """The class of one image, by the release's threshold if it has one, and how likely each one is."""
 
     label: str
     probability: float
@@ -61,7 +62,7 @@ class ReleasedModel:
     config: Config
 
     def logits(self, images: Tensor, *, batch_size: int = 256) -> Tensor:
-        """Logits (N, classes) of uint8 images (N, C, H, W) of the model's size."""
+        """Logits (N, classes) of uint8 images (N, C, H, W) of its size; their softmax is probability."""
         size, channels = self.config["image_size"], self.config["channels"]
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1:] != (channels, size, size):
             raise DataError(
@@ -78,7 +79,12 @@ class ReleasedModel:
             raise _unusable(f"it cannot take images of {channels} x {size} x {size}: {error}") from error
         if logits.shape != (len(images), len(self.classes)) or not logits.isfinite().all():
             raise _unusable(f"its output is not a finite number for each of the {len(self.classes)} classes")
-        return logits
+        return self.decision.correct(logits)
+
+    @property
+    def decision(self) -> Decision:
+        """From the network's outputs to probabilities and a class; ``logits`` and ``predict`` apply it."""
+        return Decision.from_dict(self.config.get("decision"), num_classes=len(self.classes))
 
     def predict(self, images: Tensor | np.ndarray | Sequence[str | Path]) -> list[Prediction]:
         """Classify image files, or uint8 images (N, C, H, W)."""
@@ -98,12 +104,13 @@ class ReleasedModel:
         return max(1, min(256, 256 * 224**2 // self.config["image_size"] ** 2))
 
     def _best(self, images: Tensor) -> list[Prediction]:
-        rows = self.logits(images).softmax(1)
+        logits = self.logits(images)
+        rows, chosen = logits.softmax(1), self.decision.choose(logits)
         return [
             Prediction(
                 label=self.classes[index], probability=row[index], index=index, probabilities=tuple(row)
             )
-            for row, index in zip(rows.tolist(), rows.argmax(1).tolist(), strict=True)
+            for row, index in zip(rows.tolist(), chosen.tolist(), strict=True)
         ]
 
     def decode(self, files: Sequence[str | Path]) -> Tensor:
@@ -183,6 +190,7 @@ def read_description(folder: Path) -> tuple[Config, Privacy]:
             raise ValueError(f"its format is {config['format']}, this version reads {FORMAT}")
         if {"name", "num_classes", "in_channels"} & config["model"]["options"].keys():
             raise ValueError("it says twice which model it describes")
+        Decision.from_dict(config.get("decision"), num_classes=len(config["classes"]))
         check_normalisation(config["mean"], config["std"], channels=config["channels"])
         name = PRIVACY
         privacy = read_json(folder / PRIVACY, Privacy)

@@ -117,7 +117,10 @@ class Monitor:
         views = self.prepared.views
         counter = features_counter(self.observer, scored.split)
         model = average.averaged(self.prepared.model)
-        return evaluate(model, scored.images, mean=views.mean, std=views.std, on_progress=counter)
+        decision = self.prepared.decision
+        return evaluate(
+            model, scored.images, mean=views.mean, std=views.std, decision=decision, on_progress=counter
+        )
 
 
 def _finite(value: float | None) -> float | None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from sfumato.errors import ConfigError
 from sfumato.privacy.plan import Plan, PlanSettings
 from sfumato.privacy.sampling_schemes import SamplingScheme, find_scheme
+from sfumato.run.private_releases import private_releases
 from sfumato.sampling import PoissonSampling
-from sfumato.training.fixed_rows import mean_events
 
 if TYPE_CHECKING:
     from sfumato.recipes.recipe import PrivacySettings, Recipe
@@ -41,7 +41,7 @@ def build_plan(
         neighbouring=settings.neighbouring,
         sampling=sampling or settings.sampling,
         mechanism=settings.mechanism,
-        extra_events=(*mean_events(recipe.features), *weights_events),
+        extra_events=(*(release.event for release in private_releases(recipe)), *weights_events),
         tuning_runs=settings.tuning_runs,
         uncounted_search=settings.uncounted_search,
         max_images_per_unit=settings.max_images_per_patient if settings.unit == "patient" else None,

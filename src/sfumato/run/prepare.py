@@ -31,6 +31,7 @@ from sfumato.privacy.sampling_schemes import Batches
 from sfumato.randomness import RandomSource, SecureSource, SeededSource
 from sfumato.recipes.recipe import Recipe
 from sfumato.run.canaries import check_room
+from sfumato.run.decision import declared_prior, first_decision
 from sfumato.run.devices import choose_device, fitting_rows
 from sfumato.run.features import feature_views, fit_extractor
 from sfumato.run.networks import initial_model
@@ -39,7 +40,8 @@ from sfumato.run.resolve import Resolved, group_units, load_splits, resolve
 from sfumato.run.weights import Checkpoint, read_checkpoint, transfer_weights
 from sfumato.sampling import PoissonSampling
 from sfumato.training.component_checks import check_private_step
-from sfumato.training.components import AS_THE_RECIPE_SAYS, Components
+from sfumato.training.components import AS_THE_RECIPE_SAYS, Components, WeightedLoss
+from sfumato.training.decision import Decision, Shares, weights_of_classes
 from sfumato.training.finetuning import choose_trained
 from sfumato.training.fixed_rows import in_closed_form
 from sfumato.training.gradient_sums import Loss
@@ -81,6 +83,7 @@ class Prepared:
     device: torch.device
     max_rows: int
     components: Components = AS_THE_RECIPE_SAYS
+    prior: Shares | None = None  # of the classes among the units: declared, or released once the run begins
     findings: tuple[Finding, ...] = ()  # what the doctor found worth knowing
 
     @property
@@ -110,8 +113,22 @@ class Prepared:
         return PoissonSampling(sampling_rate=self.resolved.sampling_rate, num_steps=self.num_steps)
 
     @property
+    def class_weights(self) -> Shares | None:
+        """Of the loss; balanced ones are known once the run has begun, if the prior is released then."""
+        wanted = self.recipe.training.class_weights
+        return weights_of_classes(wanted, self.prior, num_classes=len(self.resolved.classes))
+
+    @property
     def loss(self) -> Loss:
-        return self.components.loss_of(self.recipe)
+        loss, weights = self.components.loss_of(self.recipe), self.class_weights
+        return loss if weights is None else WeightedLoss(loss=loss, class_weights=weights)
+
+    @property
+    def decision(self) -> Decision:
+        """From outputs to a class, as far as it is known before the last step."""
+        return first_decision(
+            self.recipe, self.resolved.classes, prior=self.prior, class_weights=self.class_weights
+        )
 
     @property
     def clipping(self) -> Clipping:
@@ -126,7 +143,8 @@ class Prepared:
     @property
     def in_closed_form(self) -> bool:
         """Whether the clipped sums of this run have a closed form."""
-        supported = self.loss is cross_entropy and self.clipping == FlatClipping()
+        plain = self.components.loss_of(self.recipe) is cross_entropy  # class weights have a closed form too
+        supported = plain and self.clipping == FlatClipping()
         return supported and in_closed_form(self.model, self.views, self.units)
 
     @property
@@ -200,6 +218,7 @@ def prepare(
         device=device,
         max_rows=max_rows,
         components=components,
+        prior=declared_prior(recipe, resolved.classes),
         findings=findings,
     )
     weights_are_final = recipe.pretraining is None or checkpoint is not None

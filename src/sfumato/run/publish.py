@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sfumato.files import write_json
 from sfumato.release.card import headline, model_card, with_audit
-from sfumato.release.documents import Config
+from sfumato.release.documents import Config, DecisionDocument
 from sfumato.release.release import FORMAT, write_release
 from sfumato.release.run_folder import RunFolder, describe_environment
 from sfumato.reporting.records import read_audit
 from sfumato.reporting.report import write_report
 from sfumato.run.prepare import Prepared, ProgressObserver, features_counter
+from sfumato.run.private_releases import private_releases, release_sentences
 from sfumato.training.averaging import WeightAverage
+from sfumato.training.decision import Decision
 from sfumato.training.evaluation import Scores, evaluate
 
 NO_PRIVACY = (
@@ -49,10 +51,10 @@ def publish(
     num_steps: int,
     seconds: float,
     max_rows: int,
-    scores: Scores | None,
+    decision: Decision,
     observer: ProgressObserver | None = None,
 ) -> RunResult:
-    """Score the averaged weights (unless ``scores`` are theirs already), then write release and report.
+    """Score the averaged weights with their decision, then write release and report.
 
     Guarantee: only the weights, the plan and public settings go into ``release/``; scores go there if they
     were measured on images that may be shown.
@@ -62,16 +64,22 @@ def publish(
     privacy = stated_privacy(prepared, num_steps=num_steps)
     # repeated in each file, so that none is mistaken when it is read alone
     label = {"releasable": privacy["releasable"], "guarantee": headline(privacy)}
+    scores = None
     if scored is not None:
         views = prepared.views
         counter = features_counter(observer, scored.split)
-        scores = scores or evaluate(
-            released, scored.images, mean=views.mean, std=views.std, on_progress=counter
+        scores = evaluate(
+            released,
+            scored.images,
+            mean=views.mean,
+            std=views.std,
+            decision=decision,
+            on_progress=counter,
         )
         measured_on = {"split": scored.split, "sensitive": scored.sensitive, "epsilon": privacy["epsilon"]}
         document = {**measured_on, **label, **scores.as_dict()}
         write_json(folder.scores(sensitive=scored.sensitive), document)
-    config = {**model_config(prepared), **label}
+    config = {**model_config(prepared, decision), **label}
     public = scores if scored is not None and not scored.sensitive else None
     card = model_card(config=config, privacy=privacy, scores=public, recipe=prepared.recipe)
     audit = read_audit(folder.audit)
@@ -104,6 +112,9 @@ def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, object]:
     else:
         statement = plan.statement(releasable=prepared.source.releasable)
         privacy, sentences = statement.as_dict(), [statement.text]
+    if plan is not None:
+        sentences += release_sentences(prepared.recipe)
+        privacy["releases"] = [asdict(release) for release in private_releases(prepared.recipe)]
     if provenance is not None:
         sentences.append(provenance.text)
         origin = {"data": provenance.data, "public": provenance.public}
@@ -117,7 +128,7 @@ def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, object]:
     return {**privacy, "statement": "\n".join(sentences)}
 
 
-def model_config(prepared: Prepared) -> Config:
+def model_config(prepared: Prepared, decision: Decision) -> Config:
     """config.json: how to rebuild and feed the model."""
     resolved = prepared.resolved.document()
     return Config(
@@ -130,6 +141,7 @@ def model_config(prepared: Prepared) -> Config:
         std=resolved["std"],
         fit=prepared.recipe.data.fit,
         data=resolved["data"],
+        decision=cast(DecisionDocument, decision.as_dict()),
     )
 
 

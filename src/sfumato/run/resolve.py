@@ -24,6 +24,7 @@ from sfumato.recipes.recipe import DataSettings, Recipe
 from sfumato.release.documents import ResolvedDocument
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.canaries import check_canaries
+from sfumato.run.decision import check_decision
 from sfumato.run.features import with_feature_settings
 from sfumato.run.networks import zoo_network
 from sfumato.run.planning import build_plan, plain_sampler, with_delta
@@ -137,6 +138,7 @@ def resolve(
     check_steering(recipe, splits)
     check_filter(recipe)
     check_canaries(recipe)
+    check_decision(recipe, splits)
     num_units = len(group_units(recipe, train))
     recipe = with_delta(recipe, num_units)
     recipe = with_feature_settings(recipe, train, num_units=num_units)

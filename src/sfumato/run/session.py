@@ -26,6 +26,7 @@ from sfumato.run.provenance import check_ancestors
 from sfumato.run.publish import RunResult, publish
 from sfumato.run.steps import Run
 from sfumato.training.components import Components, OptimizerFactory
+from sfumato.training.decision import Decision
 from sfumato.training.gradient_sums import Loss
 
 
@@ -77,24 +78,24 @@ def train(
             prepared = with_pretrained_weights(prepared, folder.pretraining.release, observer)
         run = Run.begin(prepared, folder, ledger=ledger, observer=observer)
         run.fit(interruption)
+        decision = run.decide()
         run.close_account()
-        result = publish_run(run, folder)
+        result = publish_run(run, folder, decision)
         if model is not None:
             model.load_state_dict(run.average.averaged(prepared.model).state_dict())
         return result
 
 
-def publish_run(run: Run, folder: RunFolder) -> RunResult:
-    """Publish a run whose account is closed; scores that the monitor has measured are not repeated."""
-    prepared = run.prepared
+def publish_run(run: Run, folder: RunFolder, decision: Decision) -> RunResult:
+    """Publish a run whose account is closed."""
     return publish(
-        prepared,
+        run.prepared,
         folder,
         average=run.average,
+        decision=decision,
         num_steps=run.step,
         seconds=run.seconds,
         max_rows=run.max_rows,
-        scores=run.monitor.last_scores if prepared.monitored == prepared.final else None,
         observer=run.observer,
     )
 

@@ -44,6 +44,11 @@ class _Log(TypedDict):
     lines: str
 
 
+class _Released(TypedDict):
+    class_counts: list[float] | None
+    score_histogram: list[float] | None
+
+
 class _Values(TypedDict, total=False):
     """The types of the values that a run continues from; what else is saved is only compared."""
 
@@ -58,6 +63,7 @@ class _Values(TypedDict, total=False):
     sensitive: _Log
     average_updates: _Count
     optimizer_values: dict[str, Any]
+    released: _Released
 
 
 class SavedValues(dict[str, Any]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from sfumato.gradients import Choices
@@ -13,15 +13,20 @@ from sfumato.models.fixed_features import FixedFeatures
 from sfumato.privacy.plan import Plan
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.canaries import RunCanaries
+from sfumato.run.decision import LogitsOf, Released
 from sfumato.run.interruption import Interruption
 from sfumato.run.monitor import Monitor, Observer
 from sfumato.run.persistence import Persistence
 from sfumato.run.prepare import Prepared
+from sfumato.run.private_releases import private_releases
 from sfumato.run.state import RunState
 from sfumato.training.averaging import WeightAverage
+from sfumato.training.decision import Decision
+from sfumato.training.evaluation import logits_of
 from sfumato.training.fixed_rows import FeatureViews, release_centre
 from sfumato.training.gradient_sums import EngineSum, GradientSum, PlainSum, head_gradients
 from sfumato.training.loop import StepRecord, fit, fit_without_privacy
+from sfumato.training.private_counts import check_counted
 
 
 @dataclass
@@ -35,6 +40,7 @@ class Run:
     observer: Observer | None
     max_rows: int
     canaries: RunCanaries | None
+    released: Released
     step: int = 0
     seconds: float = 0.0
     lost_steps: int = 0  # taken before an interruption, but not saved
@@ -45,6 +51,13 @@ class Run:
     ) -> Run:
         """A new run, or the continuation of the one in ``folder``."""
         persistence = Persistence.open(prepared, folder, ledger=ledger)
+        saved = persistence.saved
+        released = Released()
+        if saved is None:
+            released.release_class_counts(prepared, persistence.account.spend)
+        else:
+            released = Released.restored(saved.values.get("released"), prepared.recipe)
+        prepared = replace(prepared, prior=released.prior(prepared))
         run = cls(
             prepared=prepared,
             persistence=persistence,
@@ -59,9 +72,10 @@ class Run:
             observer=observer,
             max_rows=prepared.max_rows,
             canaries=RunCanaries.begin(prepared, folder),
+            released=released,
         )
-        if persistence.saved is not None:
-            run.restore(persistence.saved)
+        if saved is not None:
+            run.restore(saved)
         else:
             run.release_centre()
             run.commit()
@@ -76,6 +90,7 @@ class Run:
         assert isinstance(model, FixedFeatures)  # ``prepare`` refuses others with [features]
         assert isinstance(views, FeatureViews)
         if prepared.plan is not None:
+            check_counted(prepared.plan, private_releases(prepared.recipe))
             self.persistence.account.spend(1)
         release_centre(
             model,
@@ -107,6 +122,23 @@ class Run:
                 break
         self.commit()
 
+    def decide(self) -> Decision:
+        """The decision of the finished model; what it releases is spent, saved and confirmed before its use.
+
+        Call it before the account is closed: afterwards nothing more can be released.
+        """
+        logits_of = self._logits_of_average()
+        had = self.released.score_histogram
+        self.released.release_score_histogram(self.prepared, logits_of, self.persistence.account.spend)
+        if self.released.score_histogram is not had:
+            self.commit()
+        return self.released.decision(self.prepared, logits_of)
+
+    def _logits_of_average(self) -> LogitsOf:
+        prepared = self.prepared
+        model, views = self.average.averaged(prepared.model), prepared.views
+        return partial(logits_of, model, mean=views.mean, std=views.std)
+
     def close_account(self) -> None:
         """See ``Persistence.close_account``."""
         self.persistence.close_account()
@@ -115,6 +147,7 @@ class Run:
         """Save the state; see ``Persistence.commit``."""
         seen, named = (None, {}) if self.canaries is None else self.canaries.saved(self.step)
         values = {"seconds": self.seconds, "max_rows": self.max_rows, **named, **self.monitor.values()}
+        values["released"] = self.released.values()
         self.persistence.commit(self.step, self.average, values, seen)
 
     def restore(self, state: RunState) -> None:
@@ -180,7 +213,13 @@ class Run:
 def gradient_sum(prepared: Prepared, plan: Plan, *, max_rows: int) -> GradientSum:
     """Computes the clipped sums of this run: in closed form where there is one, else by the engine."""
     if prepared.in_closed_form:
-        closed_form = head_gradients(prepared.model, prepared.views, prepared.units, clip_norm=plan.clip_norm)
+        closed_form = head_gradients(
+            prepared.model,
+            prepared.views,
+            prepared.units,
+            clip_norm=plan.clip_norm,
+            class_weights=prepared.class_weights,
+        )
         if closed_form is not None:
             return closed_form
     # timing the engine's strategies would make a seeded run round differently each time

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sfumato.gradients import CLIPPINGS, Clipping
@@ -25,6 +25,20 @@ LOSSES: Mapping[str, Loss] = {
     "cross-entropy": cross_entropy,
     "label-smoothing": partial(cross_entropy, label_smoothing=0.1),
 }  # by the names that recipes use
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedLoss:
+    """``loss`` of a row times the weight of its class.
+
+    A weight inside cross_entropy would do nothing: its mean over one row divides by the weight again.
+    """
+
+    loss: Loss
+    class_weights: tuple[float, ...]
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.tensor(self.class_weights, device=targets.device)[targets] * self.loss(outputs, targets)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,10 @@ from sfumato.data import ImageSet, normalise
 from sfumato.features.cache import OnProgress, features_of
 from sfumato.gradients.modes import evaluation_mode
 from sfumato.models.fixed_features import FixedFeatures
+from sfumato.training.decision import Decision
+from sfumato.training.metrics import Floats, area_under_roc
+
+ARGMAX = Decision()  # the class of the largest output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +62,31 @@ def evaluate(
     *,
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    decision: Decision = ARGMAX,
     batch_size: int = 256,
     on_progress: OnProgress | None = None,
 ) -> Scores:
-    """All scores of ``model`` on ``data``.
+    """All scores of ``model`` on ``data``; ``decision`` makes classes of its outputs.
 
     Fixed features are taken from their cache, or computed into it, which is reported to ``on_progress``.
     """
+    logits = logits_of(model, data.images, mean=mean, std=std, batch_size=batch_size, on_progress=on_progress)
+    return scores(logits, data.labels, data.classes, decision=decision)
+
+
+def logits_of(
+    model: nn.Module,
+    images: Tensor,
+    *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    batch_size: int = 256,
+    on_progress: OnProgress | None = None,
+) -> Tensor:
+    """Logits (N, classes) as the model gives them, before any decision."""
     if isinstance(model, FixedFeatures):
-        rows = features_of(model.extractor, data.images, on_progress=on_progress)
-        logits = predict_rows(model, rows)
-    else:
-        logits = predict_logits(model, data.images, mean=mean, std=std, batch_size=batch_size)
-    return scores(logits, data.labels, data.classes)
+        return predict_rows(model, features_of(model.extractor, images, on_progress=on_progress))
+    return predict_logits(model, images, mean=mean, std=std, batch_size=batch_size)
 
 
 @torch.inference_mode()
@@ -80,10 +96,13 @@ def predict_rows(model: FixedFeatures, rows: Tensor, *, batch_size: int = 1024) 
     return torch.cat([model(part.to(device)).float().cpu() for part in rows.split(batch_size)])
 
 
-def scores(logits: Tensor, labels: Tensor, classes: tuple[str, ...]) -> Scores:
-    """Scores from logits (N, classes) and true labels (N,)."""
+def scores(
+    logits: Tensor, labels: Tensor, classes: tuple[str, ...], *, decision: Decision = ARGMAX
+) -> Scores:
+    """Scores from logits (N, classes), before the ``decision``, and true labels (N,)."""
     num_classes = logits.shape[1]
-    predicted = logits.argmax(1)
+    logits = decision.correct(logits)
+    predicted = decision.choose(logits)
     confusion = torch.bincount(labels * num_classes + predicted, minlength=num_classes**2)
     confusion = confusion.reshape(num_classes, num_classes)
     totals = confusion.sum(1)
@@ -98,7 +117,7 @@ def scores(logits: Tensor, labels: Tensor, classes: tuple[str, ...]) -> Scores:
         loss=cross_entropy(logits.double(), labels).item(),
         top5_accuracy=top5,
         balanced_accuracy=recalls[present].mean().item(),
-        auc=_area_under_curve(logits[:, 1] - logits[:, 0], labels) if num_classes == 2 else None,
+        auc=_defined(area_under_roc((labels == 1).numpy(), _margins(logits))) if num_classes == 2 else None,
         per_class={
             name: recalls[index].item() if present[index] else None for index, name in enumerate(classes)
         },
@@ -106,13 +125,10 @@ def scores(logits: Tensor, labels: Tensor, classes: tuple[str, ...]) -> Scores:
     )
 
 
-def _area_under_curve(margin: Tensor, labels: Tensor) -> float | None:
-    """Chance that a random image of class 1 scores above one of class 0; ties count half."""
-    positives, negatives = int(labels.sum()), int((1 - labels).sum())
-    if not positives or not negatives:
-        return None
-    _, position, counts = torch.unique(margin, return_inverse=True, return_counts=True)
-    ends = counts.cumsum(0).double()
-    ranks = (ends - (counts.double() - 1) / 2)[position]  # equal margins share their mean rank
-    total = ranks[labels == 1].sum().item()
-    return (total - positives * (positives + 1) / 2) / (positives * negatives)
+def _margins(logits: Tensor) -> Floats:
+    """Of two classes: how far the second is above the first."""
+    return (logits[:, 1] - logits[:, 0]).double().numpy()
+
+
+def _defined(value: Floats) -> float | None:
+    return None if math.isnan(value) else float(value)

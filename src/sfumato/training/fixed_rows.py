@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sfumato.accounting import SampledGaussian
 from sfumato.data import ImageSet
 from sfumato.models.fixed_features import FeatureClassifier, FixedFeatures
 from sfumato.training.head import private_mean
@@ -67,13 +66,6 @@ class FeatureViews:
         )
 
 
-def mean_events(settings: FeatureSettings | None) -> tuple[SampledGaussian, ...]:
-    """What releasing the private mean costs, for ``Plan.extra_events``."""
-    if settings is None or not settings.mean_noise_multiplier:
-        return ()
-    return (SampledGaussian(noise_multiplier=settings.mean_noise_multiplier),)
-
-
 @torch.no_grad()
 def release_centre(
     model: FixedFeatures,
@@ -84,7 +76,7 @@ def release_centre(
     source: RandomSource,
     private: bool,
 ) -> None:
-    """Put the mean row into the model: with the noise that ``mean_events`` states; exact without privacy."""
+    """Put the mean row into the model: with the noise of the settings; exact without privacy."""
     if not settings.mean_noise_multiplier:
         return
     if not private:

@@ -101,7 +101,12 @@ class ClosedFormSum:
 
 @torch.no_grad()
 def head_gradients(
-    model: nn.Module, inputs: Inputs, units: Units, *, clip_norm: float
+    model: nn.Module,
+    inputs: Inputs,
+    units: Units,
+    *,
+    clip_norm: float,
+    class_weights: tuple[float, ...] | None = None,
 ) -> ClosedFormSum | None:
     """The closed form for ``model``, or None if it is not a linear head on fixed rows, each row a unit."""
     if not isinstance(inputs, FeatureViews | LastLayerViews) or not in_closed_form(model, inputs, units):
@@ -113,7 +118,9 @@ def head_gradients(
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             rows[part] = model.features(inputs.features[part])
-    sums = SoftmaxRegression(rows, units.data.labels, num_classes=head.out_features)
+    sums = SoftmaxRegression(
+        rows, units.data.labels, num_classes=head.out_features, class_weights=class_weights
+    )
     return ClosedFormSum(head=head, sums=sums, clip_norm=clip_norm, num_units=len(units))
 
 

@@ -57,13 +57,21 @@ def private_mean(
 class SoftmaxRegression:
     """Clipped gradient sums of a softmax regression over fixed rows, each row a unit.
 
-    What does not change from step to step is computed once.
+    What does not change from step to step is computed once. ``class_weights`` multiply a row's loss.
     """
 
-    def __init__(self, rows: Tensor, targets: Tensor, *, num_classes: int) -> None:
+    def __init__(
+        self,
+        rows: Tensor,
+        targets: Tensor,
+        *,
+        num_classes: int,
+        class_weights: tuple[float, ...] | None = None,
+    ) -> None:
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
             raise ValueError(f"targets must be from 0 to {num_classes - 1}")
         self.rows, self.targets, self.num_classes = rows, targets.long(), num_classes
+        self._class_weights = None if class_weights is None else torch.tensor(class_weights)
         self._squares = _squared_norms(rows) + 1.0
         self._rows_are_finite = bool(self._squares.isfinite().all())
 
@@ -123,7 +131,7 @@ class SoftmaxRegression:
         squares = torch.where(squares <= longest**2, squares, math.inf)
         if isinstance(chosen, slice):
             all_rows = all_rows[chosen]
-        if offers_head_sums(all_rows, weight, bias):
+        if self._class_weights is None and offers_head_sums(all_rows, weight, bias):
             indices = None if isinstance(chosen, slice) else chosen
             results = (norms, losses, total_weight, total_bias)
             bound = clip_norm * (1 - ROUNDING)
@@ -139,6 +147,9 @@ class SoftmaxRegression:
                 numbers = chosen[piece]
                 given = torch.index_select(all_rows, 0, numbers, out=buffer[: len(numbers)])
             residual, losses[piece] = _residual(given, targets[piece], weight, bias)
+            if self._class_weights is not None:  # before the norm: a heavier row is clipped to the same bound
+                row_weights = self._class_weights[targets[piece]]
+                residual, losses[piece] = residual * row_weights[:, None], losses[piece] * row_weights
             norms[piece] = (residual.double().square().sum(1) * squares[piece]).sqrt()
             residual *= _factors(norms[piece], clip_norm).to(residual.dtype)[:, None]
             residual = _finite(residual)

@@ -1,0 +1,108 @@
+"""Noisy counts: what a unit can move, how large the noise is, and that no release goes uncounted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gaussianity import is_gaussian
+from sfumato.accounting import SampledGaussian
+from sfumato.data import ImageSet
+from sfumato.errors import PrivacyError
+from sfumato.privacy.plan import Plan
+from sfumato.randomness import SeededSource
+from sfumato.training.inputs import Units
+from sfumato.training.private_counts import (
+    NUM_BINS,
+    PrivateRelease,
+    check_counted,
+    exact_counts,
+    noisy_counts,
+    prior_of_counts,
+    score_cells,
+    threshold_of_histogram,
+)
+
+
+def units_of(labels, patients):
+    images = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 4, 4).contiguous()
+    data = ImageSet(images, torch.tensor(labels), ("a", "b", "c"), torch.tensor(patients), "cells")
+    return Units.patients(data, max_images=4)
+
+
+def test_a_patient_moves_the_counts_by_at_most_one_however_many_images_they_have():
+    others, number = [0, 1, 2, 0], [0, 1, 2, 3]
+    random = np.random.default_rng(0)
+    without = exact_counts(torch.tensor(others), 3, units_of(others, number))
+    for size in (1, 2, 30, 100):
+        labels = [*others, *random.integers(0, 3, size).tolist()]
+        units = units_of(labels, number + [9] * size)
+        moved = exact_counts(torch.tensor(labels), 3, units) - without
+        assert 0 < moved.norm() <= 1 + 1e-9
+        assert moved.sum() == pytest.approx(1)
+        images = Units.images(units.data)  # the control: counted by image, the same patient moves it further
+        assert size == 1 or (exact_counts(torch.tensor(labels), 3, images) - without).norm() > 1
+
+
+def test_the_noise_of_the_counts_has_the_stated_scale():
+    units = units_of([0, 1, 2], [0, 1, 2])
+    cells = torch.tensor([0, 1, 2])
+    release = PrivateRelease(what="class counts", noise_multiplier=20.0)
+    found = torch.stack(
+        [
+            noisy_counts(cells, 1000, units, release, source=SeededSource(seed))
+            - exact_counts(cells, 1000, units)
+            for seed in range(20)
+        ]
+    )
+    assert is_gaussian(found.flatten().numpy(), stddev=20.0)
+    assert not is_gaussian(found.flatten().numpy(), stddev=21.0)
+
+
+def test_a_release_that_the_plan_does_not_count_is_refused():
+    counts = PrivateRelease(what="class counts", noise_multiplier=20.0)
+    scores = PrivateRelease(what="score histogram", noise_multiplier=20.0)
+    settings = {
+        "num_examples": 1000,
+        "batch_size": 100,
+        "num_steps": 10,
+        "noise_multiplier": 2.0,
+        "delta": 1e-4,
+    }
+    one = Plan(**settings, extra_events=(SampledGaussian(noise_multiplier=20.0),))
+    check_counted(one, [counts])
+    for plan, releases in ((Plan(**settings), [counts]), (one, [counts, scores])):
+        with pytest.raises(PrivacyError, match="uncounted-release"):
+            check_counted(plan, releases)
+    assert one.epsilon > Plan(**settings).epsilon
+
+
+def test_shares_from_noisy_counts_are_shares_even_where_noise_hides_a_class():
+    assert prior_of_counts([300.0, 100.0], 20.0) == pytest.approx((0.75, 0.25))
+    assert prior_of_counts([300.0, -15.0], 20.0) == pytest.approx((300 / 320, 20 / 320))
+    assert prior_of_counts([0.0, 0.0], 0.0) == pytest.approx((0.5, 0.5))
+
+
+def test_a_threshold_from_a_noisy_histogram_is_near_the_best_one():
+    random = np.random.default_rng(3)
+    positive = torch.from_numpy(random.random(3000) < 0.3)
+    log_odds = torch.from_numpy(random.normal(size=3000)) + torch.where(positive, 2.2, -0.2)
+    units = units_of([0] * 3000, list(range(3000)))
+    cells = score_cells(log_odds, positive)
+    assert int(cells.min()) >= 0
+    assert int(cells.max()) < 2 * NUM_BINS
+
+    def balanced(threshold):
+        called = log_odds.sigmoid() >= threshold
+        return (
+            (called & positive).sum() / positive.sum() + (~called & ~positive).sum() / (~positive).sum()
+        ) / 2
+
+    best = max(balanced(t) for t in np.linspace(0.05, 0.95, 181))
+    release = PrivateRelease(what="score histogram", noise_multiplier=8.0)
+    for seed in range(10):
+        noisy = noisy_counts(cells, 2 * NUM_BINS, units, release, source=SeededSource(seed))
+        assert balanced(threshold_of_histogram(noisy.tolist(), 8.0)) > best - 0.02
+    assert balanced(0.5) < best - 0.02  # doing nothing is worse
+    assert not torch.isnan(score_cells(torch.tensor([float("nan"), 1e9, -1e9]), torch.ones(3)).double()).any()
