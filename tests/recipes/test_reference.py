@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import importlib.util
 from pathlib import Path
 from statistics import median
 
@@ -159,14 +158,6 @@ def test_a_reference_survives_the_round_trip_and_is_not_invented() -> None:
     assert recipe_from_toml(recipe_to_toml(recipe)) == recipe
     assert "[reference]" in recipe_to_toml(recipe)
     assert "[reference]" not in recipe_to_toml(dataclasses.replace(recipe, reference=None))
-
-
-def test_the_results_page_is_written_from_the_rows_and_the_references() -> None:
-    spec = importlib.util.spec_from_file_location("page", ROOT / "results" / "page.py")
-    page = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(page)
-    assert page.page(page.grouped_rows()) == (ROOT / "results" / "README.md").read_text(encoding="utf-8")
-    assert page.best("de2022/cifar10-*", "cifar10") == {1: 56.8, 2: 65.9, 3: 70.7, 4: 73.5, 6: 78.8, 8: 81.4}
 
 
 def test_figures_are_asked_for_by_data() -> None:
