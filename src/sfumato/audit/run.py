@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from sfumato.audit.curves import auc, roc_curve, score_histogram
 from sfumato.audit.one_run import one_run_bound
@@ -152,13 +153,27 @@ def black_box_scores(
     """
     released = load(folder.path, model=model)
     shape = (released.config["channels"], released.config["image_size"], released.config["image_size"])
-    canaries = canary_images(key, len(members), kind=kind, shape=shape, classes=released.classes)
+    canaries = canary_images(
+        key, len(members), kind=kind, shape=shape, classes=released.classes, task=released.task
+    )
     logits = released.logits(canaries.images).double()
-    scores = -cross_entropy(logits, canaries.labels, reduction="none").numpy()
-    labels = canaries.labels.numpy()
-    totals = np.bincount(labels, weights=scores, minlength=len(released.classes))
-    scores = scores - (totals / np.maximum(np.bincount(labels, minlength=len(totals)), 1))[labels]
+    if canaries.multi_label:
+        columns = zip(logits.T, canaries.labels.double().T, strict=True)
+        parts = [
+            beside_its_label(binary_cross_entropy_with_logits(column, found, reduction="none"), found.long())
+            for column, found in columns
+        ]
+        scores = -np.sum(parts, axis=0)
+    else:
+        scores = -beside_its_label(cross_entropy(logits, canaries.labels, reduction="none"), canaries.labels)
     return CanaryScores(kind=kind, inner=scores[members], outer=scores[~members])
+
+
+def beside_its_label(losses: Tensor, labels: Tensor) -> np.ndarray:
+    """Each loss minus the mean of those with its label."""
+    sizes = torch.bincount(labels).clamp_min(1)
+    means = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, labels, losses) / sizes
+    return (losses - means[labels]).numpy()
 
 
 def judge_scores(scores: CanaryScores, plan: Plan, *, confidence: float) -> RunAudit:

@@ -69,6 +69,11 @@ def cli() -> None:
     """Train image classifiers under differential privacy."""
 
 
+def split_names(text: str | None) -> list[str] | None:
+    """``a,b`` as a list."""
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
 def echo_json(value: object) -> None:
     """One JSON document on standard output: what ``--json`` prints."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))

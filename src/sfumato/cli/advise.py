@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfumato.cli import echo_json
+from sfumato.cli import echo_json, split_names
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sfumato.recipes.reference import Measured
     from sfumato.run.advice import Advice, Expectation
 
@@ -22,6 +24,7 @@ _SHOWN = (("chest-xray", "auc", "X-rays, AUC"), ("cifar10", "accuracy", "CIFAR-1
 @click.option("--epsilon", type=float, required=True, help="Privacy budget ε: 8 is weak, 3 medium, 1 strong.")
 @click.option("--unit", type=click.Choice(["image", "patient"]), default="image", help="What is protected.")
 @click.option("--patient-from", metavar="REGEX", help="Finds the patient in each file's path.")
+@click.option("--findings", metavar="A,B", help="Any number per image: the manifest's findings, in order.")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="The time that you have.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -29,6 +32,7 @@ def command(
     epsilon: float,
     unit: str,
     patient_from: str | None,
+    findings: str | None,
     minutes: float | None,
     as_json: bool,
 ) -> None:
@@ -37,7 +41,14 @@ def command(
     Only public facts decide: how many units and classes there are, the budget, this machine, what is
     installed. No image is opened.
     """
-    advice = advice_for(data, epsilon=epsilon, unit=unit, patient_from=patient_from, minutes=minutes)
+    advice = advice_for(
+        data,
+        epsilon=epsilon,
+        unit=unit,
+        patient_from=patient_from,
+        minutes=minutes,
+        findings=split_names(findings),
+    )
     if as_json:
         echo_json(_document(advice))
         return
@@ -65,6 +76,7 @@ def advice_for(
     patient_from: str | None,
     minutes: float | None,
     classes: tuple[str, ...] | None = None,
+    findings: Sequence[str] | None = None,
 ) -> Advice:
     """Count what is public of ``data`` and choose."""
     from sfumato.accounting import check_budget
@@ -74,7 +86,7 @@ def advice_for(
     if epsilon is not None:
         check_budget(epsilon)
     protected: Any = unit
-    counted = count_units(data, unit=protected, patient_from=patient_from, classes=classes)
+    counted = count_units(data, unit=protected, patient_from=patient_from, classes=classes, findings=findings)
     return advise(facts_of(counted, unit=protected, epsilon=epsilon, minutes=minutes))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sfumato.cli import echo_json
+from sfumato.cli import echo_json, split_names
 
 if TYPE_CHECKING:
     from sfumato.data import DataSplits
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.option("--data", "data_name", help="A data set to examine: a folder or a known name.")
 @click.option("--unit", type=click.Choice(["image", "patient"]), default="image", show_default=True)
 @click.option("--patient-from", help="Regular expression that finds the patient in a file name.")
+@click.option("--findings", metavar="A,B", help="Any number per image: the manifest's findings, in order.")
 @click.option(
     "--image-size",
     type=int,
@@ -33,6 +34,7 @@ def command(
     data_name: str | None,
     unit: str,
     patient_from: str | None,
+    findings: str | None,
     image_size: int | None,
     recipe_name: str | None,
     assignments: tuple[str, ...],
@@ -41,13 +43,14 @@ def command(
     """Find what would void or weaken the guarantee. Exits with 1 if something voids it."""
     from sfumato.doctor import examine_data, examine_surroundings
 
-    findings: list[Finding] = list(examine_surroundings())
+    found: list[Finding] = list(examine_surroundings())
     recipe = _recipe(
         recipe_name,
         {
             "data.name": data_name,
             "data.image_size": image_size,
             "data.patient_from": patient_from,
+            "data.findings": split_names(findings),
             "model.name": model_name,
             "privacy.unit": unit if recipe_name is None else None,
         },
@@ -58,7 +61,7 @@ def command(
         from sfumato.run.resolve import load_splits
 
         splits = load_splits(settings)
-        findings += examine_data(
+        found += examine_data(
             splits,
             unit=recipe.privacy.unit,
             mean=settings.mean,
@@ -67,10 +70,10 @@ def command(
         )
     if recipe_name is not None or model_name is not None:
         planned = recipe_name is not None and splits is not None
-        findings += _run_findings(recipe if planned else _one_step(recipe), splits, planned=planned)
+        found += _run_findings(recipe if planned else _one_step(recipe), splits, planned=planned)
     notes = () if splits is None else splits.notes
     nothing_asked = recipe_name is None and model_name is None and settings.name is None
-    _report(findings, notes, as_json, nothing_asked=nothing_asked)
+    _report(found, notes, as_json, nothing_asked=nothing_asked)
 
 
 def _recipe(name: str | None, flags: dict[str, object], assignments: tuple[str, ...]) -> Recipe:

@@ -13,7 +13,8 @@ from sfumato.release.escaping import one_line
 if TYPE_CHECKING:
     from sfumato.data import ImageSet
     from sfumato.release.release import ReleasedModel
-    from sfumato.training.evaluation import Scores
+    from sfumato.training.evaluation import AnyScores, Scores
+    from sfumato.training.finding_scores import FindingScores
 
 
 @click.command("evaluate")
@@ -38,9 +39,40 @@ def command(run: Path, data: str | None, split: str | None, as_json: bool) -> No
         echo_json({"split": name, "sensitive": sensitive, **privacy, **result.as_dict()})
         return
     from sfumato.release.card import headline
+    from sfumato.training.finding_scores import FindingScores
 
     note = " (sensitive)" if sensitive else ""
-    click.echo(f"{100 * result.accuracy:.2f} % of {result.num_examples:,} {name} images are right{note}")
+    if isinstance(result, FindingScores):
+        _echo_findings(result, name, note)
+    else:
+        _echo_classes(result, name, note)
+    click.echo(headline(released.privacy))
+    if sensitive:
+        click.echo(
+            f"sensitive: these scores are computed from {name} images without noise. Keep them local unless "
+            "all of these images are public.",
+            err=True,
+        )
+
+
+def _echo_findings(result: FindingScores, split: str, note: str) -> None:
+    from sfumato.release.finding_rows import COLUMNS, finding_rows
+
+    mean = "" if result.mean_auc is None else f"mean area under the ROC curve {result.mean_auc:.4f}, "
+    click.echo(f"{mean}{result.num_examples:,} {split} images{note}")
+    click.echo(
+        f"{100 * result.accuracy:.2f} % of findings are called rightly at 50 %, all findings of an image in "
+        f"{100 * result.exact_match:.2f} %"
+    )
+    rows = [COLUMNS, *finding_rows(result.as_dict()["per_finding"])]
+    widths = [max(len(one_line(value)) for value in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [f"{one_line(value):<{width}}" for value, width in zip(row, widths, strict=True)]
+        click.echo(f"  {'  '.join(cells)}".rstrip())
+
+
+def _echo_classes(result: Scores, split: str, note: str) -> None:
+    click.echo(f"{100 * result.accuracy:.2f} % of {result.num_examples:,} {split} images are right{note}")
     click.echo(f"balanced over classes {100 * result.balanced_accuracy:.2f} %", nl=False)
     click.echo(
         "" if result.top5_accuracy is None else f", top-5 {100 * result.top5_accuracy:.2f} %", nl=False
@@ -52,16 +84,9 @@ def command(run: Path, data: str | None, split: str | None, as_json: bool) -> No
         click.echo(
             f"  {one_line(label):<{width}}  {'no images' if share is None else f'{100 * share:6.2f} %'}"
         )
-    click.echo(headline(released.privacy))
-    if sensitive:
-        click.echo(
-            f"sensitive: these scores are computed from {name} images without noise. Keep them local unless "
-            "all of these images are public.",
-            err=True,
-        )
 
 
-def _scores(released: ReleasedModel, images: ImageSet, split: str, *, quiet: bool) -> Scores:
+def _scores(released: ReleasedModel, images: ImageSet, split: str, *, quiet: bool) -> AnyScores:
     from sfumato.cli.progress import make_progress
     from sfumato.run.prepare import features_counter
     from sfumato.training.evaluation import evaluate

@@ -14,7 +14,7 @@ from sfumato.release.escaping import one_line
 
 if TYPE_CHECKING:
     from sfumato.release.image_files import FileResult
-    from sfumato.release.release import ReleasedModel
+    from sfumato.release.release import Prediction, ReleasedModel
 
 _NAMED = 10  # skipped files that are listed by name
 
@@ -60,11 +60,26 @@ def _echo(result: FileResult, released: ReleasedModel, top: int) -> None:
 
     if result.prediction is None:
         return
+    if result.prediction.findings is not None:
+        click.echo(_findings_line(result.file, result.prediction, released, top))
+        return
     label, best = result.prediction.label, result.prediction.probability
     others = ranked(result.prediction, released.classes, top)
     also = [f"{one_line(name)} {100 * chance:.1f} %" for name, chance in others if name != label]
     line = f"{one_line(str(result.file))}  {one_line(label)} {100 * best:.1f} %"
     click.echo(f"{line}  ({', '.join(also[: top - 1])})" if also[: top - 1] else line)
+
+
+def _findings_line(file: Path, each: Prediction, released: ReleasedModel, top: int) -> str:
+    """The findings that are called, each with its probability, then the likeliest of the others."""
+    from sfumato.release.image_files import ranked
+
+    every = ranked(each, released.classes, len(released.classes))
+    shown = [f"{one_line(name)} {100 * chance:.1f} %" for name, chance in every]
+    count = len(each.findings or ())
+    called, others = shown[:count], shown[count:][:top]
+    line = f"{one_line(str(file))}  {', '.join(called) or 'no finding'}"
+    return f"{line}  ({', '.join(others)})" if others else line
 
 
 def _as_dict(result: FileResult, released: ReleasedModel) -> dict[str, Any]:
@@ -79,6 +94,7 @@ def _as_dict(result: FileResult, released: ReleasedModel) -> dict[str, Any]:
         "probability": each.probability,
         "index": each.index,
         "probabilities": dict(zip(released.classes, each.probabilities, strict=True)),
+        **({} if each.findings is None else {"findings": list(each.findings)}),
         **guarantee,
     }
 

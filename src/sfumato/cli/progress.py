@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from sfumato.run.prepare import Prepared, ScoredSet
-    from sfumato.training.evaluation import Scores
+    from sfumato.training.evaluation import AnyScores
     from sfumato.training.loop import StepRecord
 
 _PLAIN_SECONDS = 10.0  # between plain lines
@@ -44,7 +44,7 @@ class PlainProgress:
         rate = f"{speed * self.batch_size:,.0f} {self.unit}s/s"
         click.echo(f"step {record.step}/{self.num_steps}  {budget}  {rate}  {duration(left)} left", err=True)
 
-    def scored(self, step: int, scored: ScoredSet, scores: Scores) -> None:
+    def scored(self, step: int, scored: ScoredSet, scores: AnyScores) -> None:
         if not self.quiet:
             click.echo(f"step {step}/{self.num_steps}  {scored_line(scored, scores)}", err=True)
 
@@ -114,7 +114,7 @@ class LiveProgress:
             left=duration(left),
         )
 
-    def scored(self, step: int, scored: ScoredSet, scores: Scores) -> None:
+    def scored(self, step: int, scored: ScoredSet, scores: AnyScores) -> None:
         if self.bar is not None:
             self.bar.update(self.task, score=scored_line(scored, scores))
 
@@ -202,9 +202,9 @@ def echo_start(prepared: Prepared, start_step: int) -> None:
     units = f"{len(prepared.units):,} {unit}s"
     if unit == "patient":
         units += f" with {len(train):,} images"
-    name = prepared.recipe.model.name
+    name, kind = prepared.recipe.model.name, "findings" if train.multi_label else "classes"
     click.echo(
-        f"{name}, {parameters:,} trained parameters, on {train.name}: {units}, {len(train.classes)} classes; "
+        f"{name}, {parameters:,} trained parameters, on {train.name}: {units}, {len(train.classes)} {kind}; "
         f"{prepared.num_steps:,} steps of {prepared.batch_size:,.0f} {unit}s expected.",
         err=True,
     )
@@ -229,9 +229,12 @@ def echo_start(prepared: Prepared, start_step: int) -> None:
         click.echo(f"Resumed after step {start_step}.", err=True)
 
 
-def scored_line(scored: ScoredSet, scores: Scores) -> str:
+def scored_line(scored: ScoredSet, scores: AnyScores) -> str:
     """An evaluation in a few words."""
     note = " (sensitive)" if scored.sensitive else ""
+    mean_auc = getattr(scores, "mean_auc", None)
+    if mean_auc is not None:  # of several findings: accuracy says little where most are rare
+        return f"{scored.split} mean AUC {mean_auc:.3f}{note}"
     return f"{scored.split} accuracy {100 * scores.accuracy:.1f} %{note}"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfumato.cli import echo_json
+from sfumato.cli import echo_json, split_names
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ NOTHING_SPENT = (
 )
 @click.option("--unit", type=click.Choice(["image", "patient"]), help="What one guarantee protects.")
 @click.option("--patient-from", metavar="REGEX", help="Finds the patient in each file's path.")
+@click.option("--findings", metavar="A,B", help="Any number per image: the manifest's findings, in order.")
+@click.option("--loss", metavar="NAME", help="By default what the labels need.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The run's folder.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
 @click.option("--dry-run", is_flag=True, help="Check everything, show plan, memory and time; train nothing.")
@@ -57,6 +59,8 @@ def command(
     weights: str | None,
     unit: str | None,
     patient_from: str | None,
+    findings: str | None,
+    loss: str | None,
     out: Path | None,
     resume: bool,
     dry_run: bool,
@@ -77,6 +81,8 @@ def command(
     flags: dict[str, Any] = {
         "data.name": _absolute(data),
         "data.patient_from": patient_from,
+        "data.findings": split_names(findings),
+        "training.loss": loss,
         "model.name": model_name,
         "model.weights": _absolute(weights),
         "privacy.epsilon": epsilon,
@@ -163,6 +169,7 @@ def _advised(given: dict[str, Any], minutes: float | None) -> Recipe:
         unit=asked.privacy.unit,
         patient_from=asked.data.patient_from,
         classes=asked.data.classes,
+        findings=asked.data.findings,
         minutes=minutes,
     )
     for line in [choice_line(advice), *missing_lines(advice)]:
@@ -217,6 +224,7 @@ def note_busy_cores(recipe: Recipe) -> None:
 def echo_result(result: RunResult, *, as_json: bool) -> None:
     """Guarantee, accuracy and where everything lies."""
     from sfumato.release.card import headline
+    from sfumato.training.finding_scores import FindingScores
 
     folder, privacy, scores = result.folder, result.privacy, result.scores
     if as_json:
@@ -235,9 +243,12 @@ def echo_result(result: RunResult, *, as_json: bool) -> None:
         return
     click.echo()
     if scores is not None:
-        share, split = f"{100 * scores.accuracy:.2f} %", result.scored_split
+        split, shown = result.scored_split, f"Accuracy   {100 * scores.accuracy:.2f} %"
+        if isinstance(scores, FindingScores) and scores.mean_auc is not None:
+            # accuracy says little where most findings are rare
+            shown = f"Mean AUC   {scores.mean_auc:.4f} over {len(scores.auc)} findings"
         note = " (sensitive: of private images, keep it local)" if result.scores_are_sensitive else ""
-        click.echo(f"Accuracy   {share} of {scores.num_examples:,} {split} images{note}")
+        click.echo(f"{shown} of {scores.num_examples:,} {split} images{note}")
     click.secho(f"Guarantee  {headline(privacy)}", fg=None if privacy["releasable"] else "red", bold=True)
     click.echo(f"\n{privacy['statement']}\n")
     click.echo(

@@ -8,23 +8,33 @@ import numpy as np
 import torch
 
 from sfumato.data.generated import DeadLeaves
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, Task
 from sfumato.randomness import SeededSource
 
 CanaryImages = Literal["mislabelled", "noise"]
 
 
 def canary_images(
-    key: int, count: int, *, kind: CanaryImages, shape: tuple[int, ...], classes: tuple[str, ...]
+    key: int,
+    count: int,
+    *,
+    kind: CanaryImages,
+    shape: tuple[int, ...],
+    classes: tuple[str, ...],
+    task: Task = "single-label",
 ) -> ImageSet:
     """The ``count`` images of this key, for images of this ``shape`` (C, H, W), and their labels.
 
     ``mislabelled``: dead leaves, whose local statistics are near those of photographs. ``noise``: every pixel
-    uniform. Labels are uniform and independent of the images.
+    uniform. Labels are uniform and independent of the images; of several findings each is a fair coin.
     """
     source, (channels, height, width) = SeededSource(key), shape
-    words = source.random_bytes(8 * count, purpose="canary labels", step=0).view(np.uint64)
-    labels = torch.from_numpy((words % np.uint64(len(classes))).astype(np.int64))
+    if task == "multi-label":
+        coins = source.random_bytes(count * len(classes), purpose="canary labels", step=0) < 128
+        labels = torch.from_numpy(coins).view(count, len(classes)).float()
+    else:
+        words = source.random_bytes(8 * count, purpose="canary labels", step=0).view(np.uint64)
+        labels = torch.from_numpy((words % np.uint64(len(classes))).astype(np.int64))
     if kind == "noise":
         pixels = source.random_bytes(count * channels * height * width, purpose="canary images", step=0)
         images = torch.from_numpy(pixels).view(count, *shape)

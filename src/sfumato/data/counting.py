@@ -10,6 +10,7 @@ from sfumato.data.images import Unit
 from sfumato.data.known import KNOWN_SETS
 from sfumato.data.loading import binary_reader, existing_folder
 from sfumato.data.readers.folder import list_images
+from sfumato.data.readers.listing import Listing
 from sfumato.errors import DataError
 from sfumato.ledger.links import one_spelling
 
@@ -28,6 +29,7 @@ def count_units(
     unit: Unit = "image",
     patient_from: str | None = None,
     classes: Sequence[str] | None = None,
+    findings: Sequence[str] | None = None,
 ) -> Counted:
     """Units and classes of the training images that ``load_data`` would load."""
     if spec in KNOWN_SETS:
@@ -40,13 +42,11 @@ def count_units(
     if read is not None:
         train = read().train
         return Counted(num_units=train.num_units(unit), num_classes=len(train.classes))
-    return _count_files(folder, unit=unit, patient_from=patient_from, classes=classes)
+    listing = list_images(folder, classes, findings)
+    return _count_files(folder, listing, unit=unit, patient_from=patient_from)
 
 
-def _count_files(
-    folder: Path, *, unit: Unit, patient_from: str | None, classes: Sequence[str] | None
-) -> Counted:
-    listing = list_images(folder, classes)
+def _count_files(folder: Path, listing: Listing, *, unit: Unit, patient_from: str | None) -> Counted:
     if patient_from is not None:
         listing = listing.with_patients(patient_from)
     train = [entry for entry in listing.entries if entry.split == "train"]

@@ -14,11 +14,15 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.ledger.links import one_spelling
 
 Unit = Literal["image", "patient"]
+Task = Literal["single-label", "multi-label"]
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
     """Images of one size with their labels; ``patients`` says whose image each one is.
+
+    An image has one of the classes, or any number of them: labels are then a matrix of 0 and 1, one column
+    for each class, which is called a finding.
 
     ``content_ids`` are 64-bit hashes of the decoded pixels before any resizing, and ``fingerprint``
     is the SHA-256 of their sorted list: moving, copying, renaming, reordering or resizing the
@@ -27,7 +31,7 @@ class ImageSet:
     """
 
     images: Tensor  # uint8 (N, C, H, W), possibly memory-mapped
-    labels: Tensor  # int64 (N,)
+    labels: Tensor  # int64 (N,); with several findings per image float32 (N, findings) of 0 and 1
     classes: tuple[str, ...]
     patients: Tensor | None = None  # int64 (N,); equal numbers are the same patient in every split
     name: str = "images"
@@ -36,7 +40,14 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         self._check_shapes()
-        if len(self.labels):
+        if self.multi_label:
+            if not bool(((self.labels == 0) | (self.labels == 1)).all()):
+                raise DataError(
+                    "label-out-of-range",
+                    f"{self.name}: the findings are not all 0 or 1.",
+                    fix="Give 1 for a finding that is there, and 0 for one that is not.",
+                )
+        elif len(self.labels):
             low, high = int(self.labels.min()), int(self.labels.max())
             if low < 0 or high >= len(self.classes):
                 raise DataError(
@@ -49,6 +60,16 @@ class ImageSet:
             object.__setattr__(self, "content_ids", image_ids(self.images))
         if not self.fingerprint:
             object.__setattr__(self, "fingerprint", fingerprint_of(self.known_ids))
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image has any number of findings, not one class."""
+        return self.labels.ndim == 2
+
+    @property
+    def task(self) -> Task:
+        """What a model is to tell of an image: its one class, or all its findings."""
+        return "multi-label" if self.multi_label else "single-label"
 
     @property
     def known_ids(self) -> Tensor:
@@ -64,7 +85,21 @@ class ImageSet:
                 why="An ImageSet holds uint8 images of shape (N, C, H, W).",
                 fix="Convert them first, e.g. (images * 255).round().to(torch.uint8).",
             )
-        for field in ("labels", "patients", "content_ids"):
+        columns: tuple[str, ...] = ("patients", "content_ids")
+        if self.multi_label:
+            if self.labels.dtype != torch.float32 or self.labels.shape != (
+                len(self.images),
+                len(self.classes),
+            ):
+                raise DataError(
+                    "bad-array",
+                    f"{self.name}: labels are {self.labels.dtype} of shape {tuple(self.labels.shape)}.",
+                    why=f"There are {len(self.images)} images and {len(self.classes)} findings.",
+                    fix="Give float32 values, 0 or 1, one row per image and one column per finding.",
+                )
+        else:
+            columns = ("labels", *columns)
+        for field in columns:
             column = getattr(self, field)
             if column is not None and (column.dtype != torch.int64 or column.shape != self.images.shape[:1]):
                 raise DataError(

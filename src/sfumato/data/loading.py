@@ -16,6 +16,7 @@ from sfumato.data.images import DataSplits, ImageSet
 from sfumato.data.known import KNOWN_SETS
 from sfumato.data.readers import binary
 from sfumato.data.readers.decode import Fit
+from sfumato.data.readers.findings import refuse_findings
 from sfumato.data.readers.folder import load_folder
 from sfumato.errors import ConfigError, DataError, did_you_mean
 
@@ -34,6 +35,7 @@ def load_data(
     patient_from: str | None = None,
     fit: Fit = "crop",
     classes: Sequence[str] | None = None,
+    findings: Sequence[str] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DataSplits:
     """Load a known set by name, or a folder of images, as uint8 tensors of one size.
@@ -41,6 +43,7 @@ def load_data(
     ``image_size`` and ``channels`` (1 or 3) are public choices; without them a known set keeps its
     own and every folder becomes 64 px in 3 channels: nothing is read off the images, or one could decide it.
     ``classes`` declares the class names of a folder, in order; an image of any other class is refused.
+    ``findings`` does so for a manifest whose images have any number of findings; labels are then a matrix.
     ``fit`` says how other shapes become square: "crop" the middle, "pad" with black, or "stretch".
     ``patient_from`` is a regular expression that finds the patient in each file's path.
     ``on_progress(done, total)`` is called while images are decoded.
@@ -60,6 +63,7 @@ def load_data(
                 f"{spec} has no file names in which to find --patient-from {patient_from!r}.",
                 fix="Leave out --patient-from for this data set.",
             )
+        refuse_findings(spec, findings)
         splits = _resized(read(), image_size, channels)
         _check_classes(splits.train, classes, spec)
         return splits
@@ -76,6 +80,7 @@ def load_data(
         on_progress=on_progress,
         name=name or folder.resolve().name,
         classes=classes,
+        findings=findings,
     )
     if name is not None and splits.test is None:
         # ImageNette: its val images are what everybody reports on

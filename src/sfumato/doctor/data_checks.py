@@ -59,15 +59,16 @@ def _normalisation(
 
 def _classes(splits: DataSplits, unit: Unit) -> list[Finding]:
     train = splits.train
+    kind = "finding names" if train.multi_label else "class names"
     findings = [
         Finding(
             severity="note",
             code="public-class-names",
-            what=f"the {len(train.classes)} class names are published with it: {_some(train.classes)}.",
+            what=f"the {len(train.classes)} {kind} are published with it: {_some(train.classes)}.",
             cure="They must be known beforehand, not learnt from the private images.",
         )
     ]
-    if splits.classes_are_declared:  # the list stands whoever has images of a class
+    if splits.classes_are_declared or train.multi_label:  # the list stands whoever has images of a class
         return findings
     units = (
         train.unit_index(unit) if unit == "image" or train.patients is not None else torch.arange(len(train))

@@ -28,9 +28,12 @@ def check_engine(
     inputs: Tensor,
     *,
     loss: Loss | None = None,
+    targets: Tensor | None = None,
     sum_function: Callable[..., ClippedSum] = clipped_sum,
 ) -> None:
     """Raise ``ModelError`` if the engine's norms and sums on this model are not those of plain autograd.
+
+    ``loss`` and ``targets`` are of the kind that training has; there may be fewer targets than inputs.
 
     Guarantee: every strategy of every layer is compared, since training chooses among them by timing; each
     parameter by itself, relative to its own gradient; and every layer at least twice, since what the engine
@@ -38,7 +41,7 @@ def check_engine(
     """
     with probed(model), no_crash(model, inputs):
         still(model, inputs)
-        reference = RowGradients.of(model, inputs, loss)
+        reference = RowGradients.of(model, inputs, loss, targets)
         number, most, choices = 0, 1, NumberedStrategy()
         while number < most:
             choices.number = number
@@ -49,7 +52,14 @@ def check_engine(
             reference.compare(reference.engine(model, sum_function, choices=choices), STRICT)
 
 
-def check_unit_gradients(model: nn.Module, inputs: Tensor, *, tolerance: Tolerance = STRICT) -> None:
+def check_unit_gradients(
+    model: nn.Module,
+    inputs: Tensor,
+    *,
+    tolerance: Tolerance = STRICT,
+    loss: Loss | None = None,
+    targets: Tensor | None = None,
+) -> None:
     """Raise ``PrivacyError`` if what a unit adds to the sum depends on its place or on other units.
 
     Guarantee: the bound itself. The engine's sums over rows in another order, with units of several rows
@@ -59,7 +69,7 @@ def check_unit_gradients(model: nn.Module, inputs: Tensor, *, tolerance: Toleran
     choices = Choices(deterministic=True)
     with no_crash(model, inputs):
         still(model, inputs)
-        reference = RowGradients.of(model, _of_lengths(rows_like(inputs, NUM_ROWS)), None)
+        reference = RowGradients.of(model, _of_lengths(rows_like(inputs, NUM_ROWS)), loss, targets)
         for order, units in _BATCHES:
             part = reference.batch(order, units)
             total = part.engine(model, clipped_sum, choices=choices)
@@ -108,12 +118,18 @@ class RowGradients:
     grouped: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, inputs: Tensor, loss: Loss | None) -> RowGradients:
+    def of(
+        cls, model: nn.Module, inputs: Tensor, loss: Loss | None, targets: Tensor | None = None
+    ) -> RowGradients:
         outputs, _ = outputs_of(model, inputs)
         if loss is None:
             loss = cross_entropy if outputs.ndim == 2 and outputs.shape[1] > 1 else _squared
-        classes = outputs.shape[1] if outputs.ndim > 1 else 2
-        targets = torch.arange(len(inputs), device=inputs.device) % classes
+        places = torch.arange(len(inputs), device=inputs.device)
+        if targets is None:
+            targets = places % (outputs.shape[1] if outputs.ndim > 1 else 2)
+        else:
+            targets = targets[places % len(targets)]
+            targets = targets.to(outputs.dtype) if targets.is_floating_point() else targets
         rows = row_gradients(model, inputs, targets, loss)
         largest = max(_norm(row) for row in rows)
         units = tuple(range(len(inputs)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.doctor.findings import Finding
-from sfumato.doctor.gradient_check import check_engine, check_unit_gradients
+from sfumato.doctor.gradient_check import Loss, check_engine, check_unit_gradients
 from sfumato.doctor.probing import (
     STRICT,
     Tolerance,
@@ -26,11 +26,19 @@ from sfumato.errors import ModelError, SfumatoError
 DEFAULT_ROWS = 32
 
 
-def check_model(model: nn.Module, inputs: Tensor, *, num_rows: int | None = None) -> list[Finding]:
+def check_model(
+    model: nn.Module,
+    inputs: Tensor,
+    *,
+    num_rows: int | None = None,
+    loss: Loss | None = None,
+    targets: Tensor | None = None,
+) -> list[Finding]:
     """Refuse a model for which clipping would not bound one unit's influence; returns what is worth knowing.
 
     ``inputs``: a row or more of the right shape; noise will do, no private image is needed. ``num_rows`` is
-    the microbatch size of training (32 if not given).
+    the microbatch size of training (32 if not given). ``loss`` and ``targets`` are needed where training has
+    others than cross-entropy and classes; targets of noise will do too.
 
     What is checked at which size: outputs with 1, 5, 7 and 13 rows, and once with ``num_rows``, forward only;
     the bound on sums of gradients with 2 and 3 rows, units of 1 and 2; every strategy of the engine with 2.
@@ -42,7 +50,7 @@ def check_model(model: nn.Module, inputs: Tensor, *, num_rows: int | None = None
         raise ModelError("no-probe", "the inputs have no rows.", fix="Pass a row or more of the right shape.")
     try:
         with torch.inference_mode(False):
-            return _checked(model, inputs, num_rows or DEFAULT_ROWS)
+            return _checked(model, inputs, num_rows or DEFAULT_ROWS, loss, targets)
     except SfumatoError:
         raise
     except Exception as error:  # whatever a user's model may do
@@ -54,7 +62,9 @@ def check_model(model: nn.Module, inputs: Tensor, *, num_rows: int | None = None
         ) from error
 
 
-def _checked(model: nn.Module, inputs: Tensor, num_rows: int) -> list[Finding]:
+def _checked(
+    model: nn.Module, inputs: Tensor, num_rows: int, loss: Loss | None, targets: Tensor | None
+) -> list[Finding]:
     scripted = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
         raise TypeError("its layers are scripted, and cannot be looked into")
@@ -67,12 +77,12 @@ def _checked(model: nn.Module, inputs: Tensor, num_rows: int) -> list[Finding]:
             check_evaluation(model.eval(), rows, tolerance=tolerance)
 
     def gradients(rows: Tensor, tolerance: Tolerance) -> None:
-        check_unit_gradients(model, rows, tolerance=tolerance)
+        check_unit_gradients(model, rows, tolerance=tolerance, loss=loss, targets=targets)
 
     _check_with_tolerances(outputs, model, inputs)
     if any(value.requires_grad for value in model.parameters()):
         if not is_half(model, inputs):
-            check_engine(model, rows_like(inputs, 2))
+            check_engine(model, rows_like(inputs, 2), loss=loss, targets=targets)
         _check_with_tolerances(gradients, model, inputs)
     return [*_frozen_statistics(model), *_random_draws(drawing)]
 

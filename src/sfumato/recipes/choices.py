@@ -8,6 +8,8 @@ from sfumato.accounting import ACCOUNTANTS
 from sfumato.privacy.noise_mechanisms import MECHANISMS
 from sfumato.privacy.sampling_schemes import SCHEMES
 
+LossName = Literal["cross-entropy", "label-smoothing", "binary-cross-entropy"]  # training.components.LOSSES
+
 if TYPE_CHECKING:  # which a type checker cannot read
     AccountantName = str
     MechanismName = str

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from sfumato.accounting import check_budget, check_delta
 from sfumato.errors import ConfigError, did_you_mean
-from sfumato.recipes.choices import AccountantName, MechanismName, SchemeName
+from sfumato.recipes.choices import AccountantName, LossName, MechanismName, SchemeName
 from sfumato.recipes.decision_settings import DecisionSettings, Shares
 from sfumato.recipes.families import member_index, member_table
 from sfumato.recipes.feature_settings import FeatureSettings
@@ -53,6 +53,7 @@ class DataSettings:
         None, "1 grey, 3 colour; absent: a folder 3, a known set its own"
     )
     classes: tuple[str, ...] | None = setting(None, "a folder's class names in order, known beforehand")
+    findings: tuple[str, ...] | None = setting(None, "a manifest's findings, any number per image; public")
     fit: Literal["crop", "pad", "stretch"] = setting("crop", "how other shapes become square")
     patient_from: str | None = setting(None, "regular expression that finds the patient in a file name")
     mean: tuple[float, ...] | None = setting(None, "per-channel mean to subtract: a public constant")
@@ -130,9 +131,14 @@ class TrainingSettings:
     batch_size: Positive | None = setting(None, "expected units per step; absent: an eighth of them")
     num_steps: Positive | None = setting(None, "updates; give this or num_epochs")
     num_epochs: NotNegative | None = setting(None, "expected passes over the data")
-    loss: Literal["cross-entropy", "label-smoothing"] = setting("cross-entropy", "of one image")
+    loss: LossName | None = setting(
+        None, "of one image; absent: cross-entropy, binary-cross-entropy where images have findings"
+    )
     class_weights: Literal["balanced"] | tuple[float, ...] | None = setting(
         None, "of the classes in the loss; balanced: one over how frequent they are"
+    )
+    positive_weights: tuple[float, ...] = setting(
+        (), "of images that have a finding: one number, or one for each finding; public constants"
     )
     optimizer: str = setting("SGD", "any of torch.optim, e.g. SGD, NAdam, AdamW; or AdamBC")
     learning_rate: NotNegative | None = setting(

@@ -175,8 +175,8 @@ def _expected(wanted: Any, value: Any, complaint: str) -> str:
     if shape is Mapping:
         return "a table of plain values"
     if shape is tuple:
-        plain = arguments[0] is float
-        return "a list of finite numbers" if plain else f"a list of such tables: {complaint}"
+        plain = {float: "a list of finite numbers", str: "a list of strings"}
+        return plain.get(arguments[0], f"a list of such tables: {complaint}")
     if kind in (int, float) and _is_number(value) and not (kind is int and isinstance(value, float)):
         return _range_text(limits)
     return {float: "a number", int: "a whole number", bool: "true or false", str: "a string"}[kind]

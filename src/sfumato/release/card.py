@@ -8,7 +8,9 @@ from typing import Any
 from sfumato.privacy.statement import round_up
 from sfumato.recipes.recipe import Recipe
 from sfumato.release.escaping import markdown
-from sfumato.training.evaluation import Scores
+from sfumato.release.finding_rows import COLUMNS, finding_rows
+from sfumato.training.evaluation import AnyScores
+from sfumato.training.finding_scores import FindingScores
 
 _AUDIT = "## Audit"
 
@@ -22,7 +24,7 @@ def headline(privacy: Mapping[str, Any]) -> str:
 
 
 def model_card(
-    *, config: Mapping[str, Any], privacy: Mapping[str, Any], scores: Scores | None, recipe: Recipe
+    *, config: Mapping[str, Any], privacy: Mapping[str, Any], scores: AnyScores | None, recipe: Recipe
 ) -> str:
     """The card as Markdown."""
     name = config["model"]["name"] or "own model"
@@ -85,27 +87,43 @@ def _recomputation(privacy: Mapping[str, Any]) -> str:
     return text
 
 
-def _accuracy(scores: Scores | None, *, guaranteed: bool) -> str:
+def _accuracy(scores: AnyScores | None, *, guaranteed: bool) -> str:
     if scores is None:
         return (
             "## Accuracy\n\nNot stated: there was no public test set, and scores on private images would be "
             "a release of their own."
         )
+    covered = (
+        "The guarantee covers the training images only, not the test images behind these figures."
+        if guaranteed
+        else ""
+    )
+    if isinstance(scores, FindingScores):
+        return f"## Accuracy\n\n{_findings(scores, covered)}"
     lines = [f"{100 * scores.accuracy:.2f} % of {scores.num_examples:,} test images are classified correctly"]
     lines.append(f"(balanced over classes: {100 * scores.balanced_accuracy:.2f} %).")
     if scores.top5_accuracy is not None:
         lines.append(f"Top-5: {100 * scores.top5_accuracy:.2f} %.")
     if scores.auc is not None:
         lines.append(f"Area under the ROC curve: {scores.auc:.4f}.")
-    if guaranteed:
-        lines.append(
-            "The guarantee covers the training images only, not the test images behind these figures."
-        )
+    lines += [covered] * guaranteed
     table = "\n".join(
         f"| {markdown(name)} | {'-' if share is None else f'{100 * share:.1f} %'} |"
         for name, share in scores.per_class.items()
     )
     return f"## Accuracy\n\n{' '.join(lines)}\n\n| class | recall |\n|---|---|\n{table}"
+
+
+def _findings(scores: FindingScores, covered: str) -> str:
+    mean = "" if scores.mean_auc is None else f"Mean area under the ROC curve: {scores.mean_auc:.4f}. "
+    shown = finding_rows(scores.as_dict()["per_finding"])
+    rows = [f"| {markdown(name)} | {' | '.join(values)} |" for name, *values in shown]
+    head = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
+    return (
+        f"{mean}At a probability of one half {100 * scores.accuracy:.2f} % of all findings in "
+        f"{scores.num_examples:,} test images are called rightly, and all of an image in "
+        f"{100 * scores.exact_match:.2f} % of them. {covered}\n\n" + "\n".join([head, *rows])
+    )
 
 
 def _use(config: Mapping[str, Any]) -> str:
@@ -122,12 +140,13 @@ def _use(config: Mapping[str, Any]) -> str:
 def _training(config: Mapping[str, Any], recipe: Recipe) -> str:
     size, channels = config["image_size"], "grey" if config["channels"] == 1 else "colour"
     training = recipe.training
+    kind = "findings, any number in an image" if config.get("task") == "multi-label" else "classes"
     rate = f"{training.optimizer}, learning rate {training.learning_rate:g} ({recipe.schedule.name})"
     views, mixed = recipe.augmentation.views, recipe.augmentation.mixed_views
     shown = f"{views} views per image" + (f" and {mixed} mixtures of them" if mixed else "")
     filtered = "" if training.kalman_gain is None else f", Kalman filter of gain {training.kalman_gain:g}"
     return (
-        f"## Training\n\n{len(config['classes'])} classes; {channels} images of {size} x {size} pixels, "
+        f"## Training\n\n{len(config['classes'])} {kind}; {channels} images of {size} x {size} pixels, "
         f"normalised with the public constants in config.json. {rate}{filtered}; "
         f"{shown if views else 'no augmentation'}; weight average with decay "
         f"{training.ema_decay:g}. {_canaries(recipe)}Weights are safetensors; nothing in this folder is "

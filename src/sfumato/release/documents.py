@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 
 from msgspec import Meta
 
+from sfumato.data.images import Task
 from sfumato.data.readers.decode import Fit
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -40,6 +41,7 @@ class Config(TypedDict):
 
     format: int
     model: ModelDescription
+    task: NotRequired[Task]  # absent: earlier versions, one class per image
     classes: Annotated[list[str], Meta(min_length=1)]
     image_size: Side
     channels: Channels
@@ -54,6 +56,7 @@ class ResolvedDocument(TypedDict):
     """``resolved.json``: every value of a run that its recipe leaves to the budget or to the data."""
 
     data: str
+    task: NotRequired[Task]  # absent: earlier versions, one class per image
     classes: Annotated[list[str], Meta(min_length=1)]
     image_size: Side
     channels: Channels
@@ -68,6 +71,7 @@ class ResolvedDocument(TypedDict):
     batch_size: NonNegative
     sampling_rate: Share
     num_steps: Count
+    loss: NotRequired[str | None]
     learning_rate: NonNegative
     evaluate_every: Count
     microbatch_size: Count | None
@@ -166,11 +170,26 @@ class AuditDocument(TypedDict):
     roc: list[tuple[Share, Share]]
 
 
+class FindingDocument(TypedDict):
+    """Scores of one finding in ``scores.json``."""
+
+    auc: Share | None
+    auc_interval: tuple[Share, Share] | None
+    sensitivity: Share | None
+    specificity: Share | None
+    num_positive: Count
+
+
 class ScoresDocument(TypedDict):
-    """``scores.json``: the released model on images whose scores may be shown."""
+    """``scores.json``: the released model on images whose scores may be shown.
+
+    Of one class per image it has ``per_class`` and ``confusion``, of several findings ``per_finding``.
+    """
 
     split: Split
     accuracy: Share
     num_examples: Count
-    per_class: dict[str, Share | None]
-    confusion: list[list[Count]]
+    per_class: NotRequired[dict[str, Share | None]]
+    confusion: NotRequired[list[list[Count]]]
+    mean_auc: NotRequired[Share | None]
+    per_finding: NotRequired[dict[str, FindingDocument]]

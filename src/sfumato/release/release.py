@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sfumato.accounting import event_from_dict
 from sfumato.data.augmentation import check_normalisation
+from sfumato.data.images import Task
 from sfumato.data.readers.decode import decode_image
 from sfumato.errors import ConfigError, DataError, ModelError, RunError
 from sfumato.files import check_plain, read_json, replace_folder, replacing, workspace, write_json, write_text
@@ -26,6 +27,7 @@ from sfumato.models import create_model, find_variant, weight_shapes
 from sfumato.release.documents import Config, Privacy
 from sfumato.training.decision import Decision
 from sfumato.training.evaluation import predict_logits
+from sfumato.training.finding_scores import THRESHOLD
 
 FORMAT = 1
 _FIGURES = (
@@ -44,12 +46,17 @@ WEIGHTS, CONFIG, PRIVACY, CARD = "model.safetensors", "config.json", "privacy.js
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The class of one image, by the release's threshold if it has one, and how likely each one is."""
+    """The class of one image, by the release's threshold if it has one, and how likely each one is.
+
+    Where an image has any number of findings, ``findings`` are those that it has, ``label`` joins them, empty
+    if there are none, and ``probability`` and ``index`` are of the most likely one.
+    """
 
     label: str
     probability: float
     index: int
     probabilities: tuple[float, ...] = ()  # in the order of the classes
+    findings: tuple[str, ...] | None = None  # None: an image has one class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +67,11 @@ class ReleasedModel:
     classes: tuple[str, ...]
     privacy: Privacy
     config: Config
+
+    @property
+    def task(self) -> Task:
+        """Whether an image has one of the classes, or any number of them; not said: one."""
+        return self.config.get("task", "single-label")
 
     def logits(self, images: Tensor, *, batch_size: int = 256) -> Tensor:
         """Logits (N, classes) of uint8 images (N, C, H, W) of its size; their softmax is probability."""
@@ -105,6 +117,8 @@ class ReleasedModel:
 
     def _best(self, images: Tensor) -> list[Prediction]:
         logits = self.logits(images)
+        if self.task == "multi-label":
+            return [self._found(row) for row in logits.sigmoid().tolist()]
         rows, chosen = logits.softmax(1), self.decision.choose(logits)
         return [
             Prediction(
@@ -112,6 +126,18 @@ class ReleasedModel:
             )
             for row, index in zip(rows.tolist(), chosen.tolist(), strict=True)
         ]
+
+    def _found(self, row: list[float]) -> Prediction:
+        """All findings from the threshold on; the label joins them as a manifest does."""
+        findings = tuple(name for name, chance in zip(self.classes, row, strict=True) if chance >= THRESHOLD)
+        index = max(range(len(row)), key=row.__getitem__)
+        return Prediction(
+            label="|".join(findings),
+            probability=row[index],
+            index=index,
+            probabilities=tuple(row),
+            findings=findings,
+        )
 
     def decode(self, files: Sequence[str | Path]) -> Tensor:
         """Image files as uint8 (N, C, H, W), decoded as the training images were."""

@@ -35,6 +35,18 @@ def data_of(run: Path, released: ReleasedModel, data: str | None) -> str:
     )
 
 
+def with_one_class(images: ImageSet) -> ImageSet:
+    """The same images; refuses those with findings where only one class per image makes sense."""
+    if images.multi_label:
+        raise ConfigError(
+            "findings-not-studied",
+            f"each image of {images.name} has any number of findings.",
+            why="This study compares the loss or the right answers of images with one class.",
+            fix="Use sfumato evaluate, which scores each finding.",
+        )
+    return images
+
+
 def images_of(released: ReleasedModel, data: str, split: str | None) -> tuple[str, ImageSet]:
     """The images of a split, at the model's size; without one the first there is of test, val and train."""
     config = released.config
@@ -43,7 +55,8 @@ def images_of(released: ReleasedModel, data: str, split: str | None) -> tuple[st
         image_size=config["image_size"],
         channels=config["channels"],
         fit=config["fit"],
-        classes=released.classes,
+        classes=None if released.task == "multi-label" else released.classes,
+        findings=released.classes if released.task == "multi-label" else None,
     )
     by_name = {"test": splits.test, "val": splits.val, "train": splits.train}
     order = [split] if split is not None else ["test", "val", "train"]

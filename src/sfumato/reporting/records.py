@@ -115,8 +115,10 @@ def _read_scores(path: Path) -> ScoresDocument | None:
     if not path.exists():
         return None
     scores = read_json(path, ScoresDocument)
-    sides = {len(scores["per_class"]), len(scores["confusion"]), *map(len, scores["confusion"])}
-    if len(sides) != 1:
+    if "per_finding" in scores:
+        return scores
+    classes, confusion = scores.get("per_class", {}), scores.get("confusion", [])
+    if len({len(classes), len(confusion), *map(len, confusion)}) != 1:
         raise ValueError(f"{path.name} does not have one row and one column for each class")
     return scores
 

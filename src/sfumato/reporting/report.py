@@ -21,6 +21,7 @@ from sfumato.privacy.statement import round_up
 from sfumato.recipes.recipe import AugmentationSettings
 from sfumato.release.card import headline
 from sfumato.release.escaping import one_line
+from sfumato.release.finding_rows import COLUMNS, finding_rows
 from sfumato.reporting.audit_charts import bound_chart, histogram_chart, roc_chart
 from sfumato.reporting.charts import MOST_CLASSES, Series, bar_chart, confusion_chart, line_chart
 from sfumato.reporting.records import RunRecord, read_run
@@ -66,7 +67,8 @@ def _printable(value: object) -> object:
 
 def _single(record: RunRecord) -> dict[str, object]:
     scores = record.scores
-    shown = scores if scores is not None and len(scores["per_class"]) <= MOST_CLASSES else None
+    classes = {} if scores is None else scores.get("per_class", {})
+    shown = scores if scores is not None and 0 < len(classes) <= MOST_CLASSES else None
     return {
         "title": record.name,
         "lead": f"{record.model} on {record.config['data']}",
@@ -77,8 +79,10 @@ def _single(record: RunRecord) -> dict[str, object]:
         "learning": _learning([record]),
         "spending": _spending([record]),
         "scored": scores is not None,
-        "bars": bar_chart(list(shown["per_class"].items()), label="recall per class") if shown else None,
-        "matrix": confusion_chart(shown["confusion"], list(shown["per_class"])) if shown else None,
+        "bars": bar_chart(list(classes.items()), label="recall per class") if shown else None,
+        "matrix": confusion_chart(shown["confusion"], list(classes)) if shown else None,
+        "finding_columns": COLUMNS,
+        "findings": [] if scores is None else finding_rows(scores.get("per_finding", {})),
         "settings": _settings(record),
         "machine": _machine(record),
     }
@@ -199,6 +203,8 @@ def _delta(record: RunRecord) -> str:
 
 
 def _accuracy(record: RunRecord) -> str:
+    if record.scores is not None and record.scores.get("mean_auc") is not None:
+        return f"AUC {record.scores['mean_auc']:.3f}"
     return "-" if record.scores is None else f"{100 * record.scores['accuracy']:.2f} %"
 
 

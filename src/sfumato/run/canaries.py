@@ -61,7 +61,9 @@ class RunCanaries:
         return cls(
             key=key,
             members=toss_coins(key, settings.canaries),
-            directions=Directions.draw(key, settings.canaries, prepared.model) if by_gradient else None,
+            directions=Directions.draw(key, settings.canaries, prepared.model, softmax=not train.multi_label)
+            if by_gradient
+            else None,
             images=None
             if settings.kind == "gradient"
             else canary_images(
@@ -70,6 +72,7 @@ class RunCanaries:
                 kind=settings.kind,
                 shape=tuple(train.images.shape[1:]),
                 classes=train.classes,
+                task=train.task,
             ),
             projections=torch.zeros(prepared.num_steps if by_gradient else 0, settings.canaries),
             sensitivity=prepared.clipping.sensitivity(plan.clip_norm),
@@ -134,10 +137,10 @@ def check_canaries(recipe: Recipe) -> None:
         )
 
 
-def check_room(recipe: Recipe, model: nn.Module) -> None:
+def check_room(recipe: Recipe, model: nn.Module, train: ImageSet) -> None:
     """Refuse more canaries than the model has directions for, before anything is spent."""
     if recipe.audit.canaries and recipe.audit.kind == "gradient":
-        Directions.draw(0, recipe.audit.canaries, model)
+        Directions.draw(0, recipe.audit.canaries, model, softmax=not train.multi_label)
 
 
 def _views(prepared: Prepared, images: ImageSet) -> Inputs:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from sfumato.gradients.memory import bytes_per_row
 from sfumato.randomness import SeededSource, UnitRandomness
 from sfumato.run.prepare import Prepared
+from sfumato.run.task import probe_targets
 from sfumato.training.fixed_rows import FeatureViews
-from sfumato.training.gradient_sums import clipped_total, plain_total
-from sfumato.training.head import SoftmaxRegression, piece_rows
+from sfumato.training.gradient_sums import clipped_total, linear_head, plain_total
+from sfumato.training.head import piece_rows
 from sfumato.training.inputs import Microbatch
 from sfumato.training.last_layer import LastLayerViews
 
@@ -44,7 +45,7 @@ def estimate(prepared: Prepared) -> Estimate:
     if prepared.plan is not None and prepared.in_closed_form:
         head, features = _head_and_features(prepared)
         rows = min(_ROWS_TIMED, rows_per_step)
-        seconds = _head_seconds(head, rows, clip_norm=prepared.plan.clip_norm)
+        seconds = _head_seconds(prepared, head, rows, clip_norm=prepared.plan.clip_norm)
         microbatch_size = min(rows, piece_rows(head.in_features))
         memory += features.numel() * features.element_size()
     else:
@@ -77,9 +78,9 @@ def _random_inputs(prepared: Prepared, rows: int) -> Tensor:
     return torch.randn(rows, *shape, device=prepared.device)
 
 
-def _head_seconds(head: nn.Linear, rows: int, *, clip_norm: float) -> float:
-    features = torch.randn(rows, head.in_features)
-    sums = SoftmaxRegression(features, torch.arange(rows) % head.out_features, num_classes=head.out_features)
+def _head_seconds(prepared: Prepared, head: nn.Linear, rows: int, *, clip_norm: float) -> float:
+    features, targets = torch.randn(rows, head.in_features), probe_targets(prepared.splits.train, rows)
+    sums = linear_head(features, targets, loss=prepared.loss, num_classes=head.out_features)
     for _ in range(2):
         start = time.perf_counter()
         sums(head.weight.detach(), head.bias.detach(), clip_norm=clip_norm)
@@ -87,10 +88,10 @@ def _head_seconds(head: nn.Linear, rows: int, *, clip_norm: float) -> float:
 
 
 def _microbatch_seconds(prepared: Prepared, inputs: Tensor) -> float:
-    rows, classes = len(inputs), len(prepared.splits.train.classes)
+    rows = len(inputs)
     microbatch = Microbatch(
         inputs=inputs,
-        targets=torch.arange(rows, device=prepared.device) % classes,
+        targets=probe_targets(prepared.splits.train, rows, prepared.device),
         unit_index=torch.arange(rows, device=prepared.device),
         num_units=rows,
         unit_ids=torch.arange(rows),

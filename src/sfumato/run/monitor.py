@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from sfumato.run.prepare import Prepared, ProgressObserver, ScoredSet, features_counter
 from sfumato.run.state import LineLog
 from sfumato.training.averaging import WeightAverage
-from sfumato.training.evaluation import Scores, evaluate
+from sfumato.training.evaluation import AnyScores, evaluate
 from sfumato.training.loop import StepRecord
 from sfumato.training.optimizers import Schedule
 
@@ -32,7 +32,7 @@ class Observer(ProgressObserver, Protocol):
     def stepped(self, record: StepRecord, epsilon: float | None) -> None:
         """A step is done."""
 
-    def scored(self, step: int, scored: ScoredSet, scores: Scores) -> None:
+    def scored(self, step: int, scored: ScoredSet, scores: AnyScores) -> None:
         """An evaluation is done."""
 
 
@@ -51,9 +51,9 @@ class Monitor:
     best_loss: float = math.inf
     evaluations_since_best: int = 0
     stopped_early: bool = False
-    last_scores: Scores | None = None
+    last_scores: AnyScores | None = None
 
-    def record(self, record: StepRecord, average: WeightAverage) -> Scores | None:
+    def record(self, record: StepRecord, average: WeightAverage) -> AnyScores | None:
         """Score if that is due, then keep the step's lines for the next commit."""
         plan = self.prepared.plan
         epsilon = plan.epsilon_after(record.step) if plan is not None else None
@@ -103,7 +103,7 @@ class Monitor:
     def _is_due(self, step: int) -> bool:
         return step == self.prepared.num_steps or step % self.prepared.resolved.evaluate_every == 0
 
-    def _apply(self, scores: Scores) -> None:
+    def _apply(self, scores: AnyScores) -> None:
         """Plateau and early stopping; ``resolve`` refuses both unless the scored images are public."""
         self.schedule.observe(scores.loss)
         patience = self.prepared.recipe.training.early_stopping
@@ -113,13 +113,18 @@ class Monitor:
             self.evaluations_since_best += 1
         self.stopped_early = 0 < patience <= self.evaluations_since_best
 
-    def _evaluate(self, average: WeightAverage, scored: ScoredSet) -> Scores:
+    def _evaluate(self, average: WeightAverage, scored: ScoredSet) -> AnyScores:
         views = self.prepared.views
         counter = features_counter(self.observer, scored.split)
         model = average.averaged(self.prepared.model)
-        decision = self.prepared.decision
         return evaluate(
-            model, scored.images, mean=views.mean, std=views.std, decision=decision, on_progress=counter
+            model,
+            scored.images,
+            mean=views.mean,
+            std=views.std,
+            decision=self.prepared.decision,
+            on_progress=counter,
+            intervals=False,  # they take time, and the finished model is scored once more
         )
 
 

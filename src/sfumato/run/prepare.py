@@ -12,7 +12,6 @@ from typing import Literal, Protocol
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from sfumato.data import DataSplits, ImageSet
 from sfumato.doctor import (
@@ -37,6 +36,7 @@ from sfumato.run.features import feature_views, fit_extractor
 from sfumato.run.networks import initial_model
 from sfumato.run.provenance import Provenance
 from sfumato.run.resolve import Resolved, group_units, load_splits, resolve
+from sfumato.run.task import probe_targets
 from sfumato.run.weights import Checkpoint, read_checkpoint, transfer_weights
 from sfumato.sampling import PoissonSampling
 from sfumato.training.component_checks import check_private_step
@@ -44,10 +44,11 @@ from sfumato.training.components import AS_THE_RECIPE_SAYS, Components, Weighted
 from sfumato.training.decision import Decision, Shares, weights_of_classes
 from sfumato.training.finetuning import choose_trained
 from sfumato.training.fixed_rows import in_closed_form
-from sfumato.training.gradient_sums import Loss
+from sfumato.training.gradient_sums import Loss, has_closed_form
 from sfumato.training.inputs import Inputs, Units, Views
 from sfumato.training.kalman import KalmanFilter
 from sfumato.training.last_layer import last_layer_views
+from sfumato.training.losses import BinaryCrossEntropy
 
 
 class ProgressObserver(Protocol):
@@ -143,8 +144,8 @@ class Prepared:
     @property
     def in_closed_form(self) -> bool:
         """Whether the clipped sums of this run have a closed form."""
-        plain = self.components.loss_of(self.recipe) is cross_entropy  # class weights have a closed form too
-        supported = plain and self.clipping == FlatClipping()
+        loss = self.components.loss_of(self.recipe)  # class weights have a closed form too
+        supported = has_closed_form(loss) and self.clipping == FlatClipping()
         return supported and in_closed_form(self.model, self.views, self.units)
 
     @property
@@ -189,7 +190,7 @@ def prepare(
     """
     splits = data if data is not None else load_splits(recipe.data)
     resolved, checkpoint = resolve(
-        recipe, splits, model=model, force=force, pretrained=pretrained, sampling=components.sampling
+        recipe, splits, model=model, force=force, pretrained=pretrained, components=components
     )
     recipe, plan, train = resolved.recipe, resolved.plan, splits.train
     source: RandomSource = (
@@ -201,7 +202,7 @@ def prepare(
     )
     optimizer = components.optimizer_of(recipe, network, plan)
     check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
-    check_room(recipe, network)
+    check_room(recipe, network, train)
     max_rows = recipe.performance.microbatch_size or fitting_rows(network, train, device)
     findings = () if plan is None else examine(recipe, splits, network, plan, max_rows=max_rows)
     if plan is not None and not components.are_named:
@@ -298,7 +299,9 @@ def examine_network(model: nn.Module, train: ImageSet, *, max_rows: int) -> list
     """What the doctor finds in the model, probed with noise: no private image is needed for that."""
     device = next(model.parameters()).device
     noise = torch.randn(4, *train.images.shape[1:], device=device)
-    return check_model(model, noise, num_rows=max_rows)
+    loss = BinaryCrossEntropy() if train.multi_label else None
+    targets = probe_targets(train, len(noise), device)
+    return check_model(model, noise, num_rows=max_rows, loss=loss, targets=targets)
 
 
 def check_components(
@@ -309,7 +312,7 @@ def check_components(
     check_private_step(
         model,
         torch.randn(4, *train.images.shape[1:], device=device),
-        torch.arange(4, device=device) % len(train.classes),
+        probe_targets(train, 4, device),
         clip_norm=plan.clip_norm,
         loss=components.loss_of(recipe),
         clipping=components.clipping_of(recipe),

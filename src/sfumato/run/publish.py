@@ -17,7 +17,7 @@ from sfumato.run.prepare import Prepared, ProgressObserver, features_counter
 from sfumato.run.private_releases import private_releases, release_sentences
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.decision import Decision
-from sfumato.training.evaluation import Scores, evaluate
+from sfumato.training.evaluation import AnyScores, evaluate
 
 NO_PRIVACY = (
     "NO PRIVACY. This model was trained by ordinary SGD without clipping or noise. It carries no guarantee "
@@ -37,7 +37,7 @@ class RunResult:
     folder: Path
     num_steps: int
     privacy: dict[str, Any]
-    scores: Scores | None
+    scores: AnyScores | None
     scored_split: str | None
     scores_are_sensitive: bool  # measured on private images: for those who may see these, and nobody else
     seconds: float
@@ -134,6 +134,7 @@ def model_config(prepared: Prepared, decision: Decision) -> Config:
     return Config(
         format=FORMAT,
         model=resolved["model"],
+        task=prepared.resolved.task,
         classes=resolved["classes"],
         image_size=resolved["image_size"],
         channels=resolved["channels"],

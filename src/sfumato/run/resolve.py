@@ -16,10 +16,10 @@ from torch import nn
 
 from sfumato.data import DataSplits, ImageSet, carve_validation, load_data
 from sfumato.data.augmentation import check_mixing, check_normalisation, check_views
+from sfumato.data.images import Task
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.files import read_json, write_json
 from sfumato.privacy.plan import Plan
-from sfumato.privacy.sampling_schemes import SamplingScheme
 from sfumato.recipes.recipe import DataSettings, Recipe
 from sfumato.release.documents import ResolvedDocument
 from sfumato.release.run_folder import RunFolder
@@ -29,7 +29,9 @@ from sfumato.run.features import with_feature_settings
 from sfumato.run.networks import zoo_network
 from sfumato.run.planning import build_plan, plain_sampler, with_delta
 from sfumato.run.provenance import Constants, Provenance, find_provenance, normalisation, with_input_size
+from sfumato.run.task import with_task_settings
 from sfumato.run.weights import Checkpoint
+from sfumato.training.components import AS_THE_RECIPE_SAYS, Components
 from sfumato.training.fixed_rows import FeatureViews
 from sfumato.training.inputs import Units
 from sfumato.training.optimizers import ADAM_BC, Schedule, no_noise_to_remove
@@ -46,6 +48,7 @@ class Resolved:
     provenance: Provenance | None  # where the first weights come from; None: drawn at random
     custom_model: bool  # the network was passed by the caller, not built from the zoo
     data: str
+    task: Task
     classes: tuple[str, ...]
     image_size: int
     channels: int
@@ -95,6 +98,7 @@ class Resolved:
         recipe, plan = self.recipe, self.plan
         document = {
             "data": self.data,
+            "task": self.task,
             "classes": self.classes,
             "image_size": self.image_size,
             "channels": self.channels,
@@ -112,6 +116,7 @@ class Resolved:
             "batch_size": self.batch_size,
             "sampling_rate": self.sampling_rate,
             "num_steps": self.num_steps,
+            "loss": recipe.training.loss,
             "learning_rate": self.learning_rate,
             "evaluate_every": self.evaluate_every,
             "microbatch_size": recipe.performance.microbatch_size,
@@ -126,7 +131,7 @@ def resolve(
     model: nn.Module | None = None,
     force: bool = False,
     pretrained: Path | None = None,
-    sampling: SamplingScheme | None = None,
+    components: Components = AS_THE_RECIPE_SAYS,
 ) -> tuple[Resolved, Checkpoint | None]:
     """All values of the run, and the weights that it starts from, if there are any yet.
 
@@ -138,6 +143,7 @@ def resolve(
     check_steering(recipe, splits)
     check_filter(recipe)
     check_canaries(recipe)
+    recipe = with_task_settings(recipe, train, own_loss=components.loss)
     check_decision(recipe, splits)
     num_units = len(group_units(recipe, train))
     recipe = with_delta(recipe, num_units)
@@ -146,7 +152,9 @@ def resolve(
     checkpoint, provenance = find_provenance(
         recipe, splits, pretrained=pretrained, custom_model=model is not None
     )
-    plan = build_plan(recipe, num_units=num_units, force=force, provenance=provenance, sampling=sampling)
+    plan = build_plan(
+        recipe, num_units=num_units, force=force, provenance=provenance, sampling=components.sampling
+    )
     sampler = plan.sampler() if plan is not None else plain_sampler(recipe, num_units)
     mean, std = _constants(recipe, train, provenance, model)
     return Resolved(
@@ -155,6 +163,7 @@ def resolve(
         provenance=provenance,
         custom_model=model is not None,
         data=train.name,
+        task=train.task,
         classes=train.classes,
         image_size=train.images.shape[-1],
         channels=train.images.shape[1],
@@ -207,6 +216,7 @@ def load_splits(settings: DataSettings) -> DataSplits:
         patient_from=settings.patient_from,
         fit=settings.fit,
         classes=settings.classes,
+        findings=settings.findings,
     )
     if settings.holdout:
         splits = carve_validation(

@@ -218,6 +218,7 @@ def gradient_sum(prepared: Prepared, plan: Plan, *, max_rows: int) -> GradientSu
             prepared.views,
             prepared.units,
             clip_norm=plan.clip_norm,
+            loss=prepared.components.loss_of(prepared.recipe),
             class_weights=prepared.class_weights,
         )
         if closed_form is not None:

@@ -22,7 +22,7 @@ from sfumato.errors import DataError, RunError
 from sfumato.features.cache import OnProgress, features_of
 from sfumato.models.fixed_features import FixedFeatures
 from sfumato.release.release import load
-from sfumato.release.scored_images import data_of, images_of, is_sensitive
+from sfumato.release.scored_images import data_of, images_of, is_sensitive, with_one_class
 from sfumato.study.documents import COLOURS, GREY, INK, StudyResult, new_figure, styled
 from sfumato.training.evaluation import predict_rows
 
@@ -104,6 +104,7 @@ def gather_answers(
                 fix="Give private runs with --private, and those of train --no-privacy with --ordinary.",
             )
         name, images = images_of(released, data_of(run, released, data), split)
+        with_one_class(images)
         if isinstance(released.model, FixedFeatures):
             logits = predict_rows(released.model, features_of(released.model.extractor, images.images))
         else:

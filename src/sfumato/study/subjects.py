@@ -22,7 +22,7 @@ from sfumato.models import create_model, list_models
 from sfumato.models.fixed_features import FixedFeatures
 from sfumato.privacy.statement import round_up
 from sfumato.release.release import load
-from sfumato.release.scored_images import data_of, images_of, is_sensitive
+from sfumato.release.scored_images import data_of, images_of, is_sensitive, with_one_class
 
 On = Literal["test", "val", "train", "generated"]
 _GENERATED_SEED = 20_221  # not that of the set ``generated``, on which a network may have been trained
@@ -139,7 +139,7 @@ def _of_run(
     else:
         name, images = images_of(released, data_of(path, released, data), on)
         sensitive = is_sensitive(path, name, own_data=data is None)
-        images = _chosen(images, num_images, seed)
+        images = with_one_class(_chosen(images, num_images, seed))
     mean, std = tuple(config["mean"]), tuple(config["std"])
     if isinstance(released.model, FixedFeatures):
         rows = features_of(released.model.extractor, images.images, on_progress=on_progress)
@@ -175,7 +175,7 @@ def _fresh(
         part = {"test": splits.test, "val": splits.val, "train": splits.train}[on]
         if part is None:
             raise DataError("no-split", f"{data} has no {on} images", fix="Name a split that it has.")
-        images = _chosen(part, num_images, seed)
+        images = with_one_class(_chosen(part, num_images, seed))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         channels = images.images.shape[1]

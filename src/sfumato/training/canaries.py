@@ -48,19 +48,20 @@ class Directions:
     signs: Tensor  # (M, b), 1 or -1
 
     @classmethod
-    def draw(cls, key: int, count: int, model: nn.Module) -> Directions:
+    def draw(cls, key: int, count: int, model: nn.Module, *, softmax: bool = True) -> Directions:
         """The directions of this key.
 
         A last layer with at least ``count`` inputs gets them all, and each direction is the same for every
-        class: the residuals of a softmax add up to zero, so no image has a gradient there, and no prediction
-        changes. Otherwise coordinates are drawn from the weights of all layers before the last (it, gains and
-        biases have the largest gradients), and what images do there is noise to the audit.
+        class: the residuals of a ``softmax`` add up to zero, so no image has a gradient there, and no
+        prediction changes. Otherwise, and with a sigmoid for each finding, coordinates are drawn from the
+        weights of all layers before the last (it, gains and biases have the largest gradients), and what
+        images do there is noise to the audit.
         """
         trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         shapes = {name: value.shape for name, value in trained.items()}
         silent = f"{last_layer(model)}.weight" if any(True for _ in model.children()) else "weight"
         source = SeededSource(key)
-        if silent in shapes and len(shapes[silent]) == 2 and shapes[silent][1] >= count:
+        if softmax and silent in shapes and len(shapes[silent]) == 2 and shapes[silent][1] >= count:
             num_classes, num_inputs = shapes[silent]
             start = _starts(shapes)[silent]
             size = max(1, min(COORDINATES // num_classes, num_inputs // count))

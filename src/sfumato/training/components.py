@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from sfumato.recipes.recipe import Recipe
 from sfumato.training.component_identity import identity_of
 from sfumato.training.gradient_sums import Loss
 from sfumato.training.loop import divisor_of
+from sfumato.training.losses import BinaryCrossEntropy
 from sfumato.training.optimizers import ADAM_BC, build_optimizer
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -24,6 +25,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 LOSSES: Mapping[str, Loss] = {
     "cross-entropy": cross_entropy,
     "label-smoothing": partial(cross_entropy, label_smoothing=0.1),
+    "binary-cross-entropy": BinaryCrossEntropy(),
 }  # by the names that recipes use
 
 
@@ -59,7 +61,11 @@ class Components:
         return self.loss is None and self.clipping is None
 
     def loss_of(self, recipe: Recipe) -> Loss:
-        return self.loss if self.loss is not None else LOSSES[recipe.training.loss]
+        """A caller's own, or the one that the recipe names; for images of one class if it names none."""
+        if self.loss is not None:
+            return self.loss
+        loss, weights = LOSSES[recipe.training.loss or "cross-entropy"], recipe.training.positive_weights
+        return replace(loss, positive_weights=weights) if isinstance(loss, BinaryCrossEntropy) else loss
 
     def clipping_of(self, recipe: Recipe) -> Clipping:
         return self.clipping if self.clipping is not None else CLIPPINGS[recipe.privacy.clipping]

@@ -14,6 +14,7 @@ from sfumato.features.cache import OnProgress, features_of
 from sfumato.gradients.modes import evaluation_mode
 from sfumato.models.fixed_features import FixedFeatures
 from sfumato.training.decision import Decision
+from sfumato.training.finding_scores import FindingScores, finding_scores
 from sfumato.training.metrics import Floats, area_under_roc
 
 ARGMAX = Decision()  # the class of the largest output
@@ -32,9 +33,14 @@ class Scores:
     per_class: dict[str, float | None]  # None for a class without images
     confusion: list[list[int]]  # [true class][predicted class]
 
+    task: str = "single-label"
+
     def as_dict(self) -> dict[str, object]:
         """JSON values; a loss beyond all numbers becomes None."""
         return {**asdict(self), "loss": self.loss if math.isfinite(self.loss) else None}
+
+
+AnyScores = Scores | FindingScores
 
 
 @torch.inference_mode()
@@ -65,12 +71,17 @@ def evaluate(
     decision: Decision = ARGMAX,
     batch_size: int = 256,
     on_progress: OnProgress | None = None,
-) -> Scores:
+    intervals: bool = True,
+) -> AnyScores:
     """All scores of ``model`` on ``data``; ``decision`` makes classes of its outputs.
+
+    ``intervals`` are those of several findings per image.
 
     Fixed features are taken from their cache, or computed into it, which is reported to ``on_progress``.
     """
     logits = logits_of(model, data.images, mean=mean, std=std, batch_size=batch_size, on_progress=on_progress)
+    if data.multi_label:
+        return finding_scores(logits, data.labels, data.classes, groups=data.patients, intervals=intervals)
     return scores(logits, data.labels, data.classes, decision=decision)
 
 

@@ -20,9 +20,10 @@ from sfumato.gradients.row_losses import row_losses
 from sfumato.models.fixed_features import FeatureClassifier
 from sfumato.randomness import UnitRandomness
 from sfumato.training.fixed_rows import ROWS_AT_ONCE, FeatureViews, in_closed_form
-from sfumato.training.head import SoftmaxRegression
+from sfumato.training.head import LinearHead, LogisticRegression, SoftmaxRegression
 from sfumato.training.inputs import Inputs, Microbatch, Units
 from sfumato.training.last_layer import LastLayerViews
+from sfumato.training.losses import BinaryCrossEntropy
 
 if TYPE_CHECKING:
     from sfumato.randomness import RandomSource
@@ -88,7 +89,7 @@ class ClosedFormSum:
     """
 
     head: nn.Linear
-    sums: SoftmaxRegression
+    sums: LinearHead
     clip_norm: float
     num_units: int
 
@@ -106,9 +107,15 @@ def head_gradients(
     units: Units,
     *,
     clip_norm: float,
+    loss: Loss = cross_entropy,
     class_weights: tuple[float, ...] | None = None,
 ) -> ClosedFormSum | None:
-    """The closed form for ``model``, or None if it is not a linear head on fixed rows, each row a unit."""
+    """The closed form for ``model``, or None if it is not a linear head on fixed rows, each row a unit.
+
+    ``loss`` is one that ``has_closed_form``.
+    """
+    if not has_closed_form(loss):
+        return None
     if not isinstance(inputs, FeatureViews | LastLayerViews) or not in_closed_form(model, inputs, units):
         return None
     head, rows = model.head, inputs.features
@@ -118,10 +125,29 @@ def head_gradients(
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             rows[part] = model.features(inputs.features[part])
-    sums = SoftmaxRegression(
-        rows, units.data.labels, num_classes=head.out_features, class_weights=class_weights
+    sums = linear_head(
+        rows, units.data.labels, loss=loss, num_classes=head.out_features, class_weights=class_weights
     )
     return ClosedFormSum(head=head, sums=sums, clip_norm=clip_norm, num_units=len(units))
+
+
+def has_closed_form(loss: Loss) -> bool:
+    """Whether the residuals of a linear head under this loss are known: softmax, or a sigmoid per finding."""
+    return loss is cross_entropy or isinstance(loss, BinaryCrossEntropy)
+
+
+def linear_head(
+    rows: Tensor,
+    targets: Tensor,
+    *,
+    loss: Loss,
+    num_classes: int,
+    class_weights: tuple[float, ...] | None = None,
+) -> LinearHead:
+    """The sums over ``rows`` under a loss that ``has_closed_form``; only classes have ``class_weights``."""
+    if isinstance(loss, BinaryCrossEntropy):
+        return LogisticRegression(rows, targets, loss=loss)
+    return SoftmaxRegression(rows, targets, num_classes=num_classes, class_weights=class_weights)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A linear head on fixed features: softmax regression with clipping in closed form.
+"""A linear head on fixed features: softmax or logistic regression with clipping in closed form.
 
 The gradient of one row is the outer product of p - y and (x, 1), so its norm is ‖p - y‖ · sqrt(‖x‖² + 1), and
 the clipped sum is one matrix product. One pass over the rows per step, in pieces that stay in the cache,
@@ -8,6 +8,7 @@ whatever the batch: from a Poisson sample to the whole set. With few classes com
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from itertools import pairwise
 
 import torch
@@ -20,6 +21,7 @@ from sfumato.gradients.kernels import head_sums, offers_head_sums
 from sfumato.gradients.piece import UNITS_PER_CALL
 from sfumato.noise import add_noise
 from sfumato.randomness import RandomSource
+from sfumato.training.losses import BinaryCrossEntropy
 
 ROUNDING = 1e-6  # relative room for the rounding of one row's factor and product
 ROWS_AT_ONCE = UNITS_PER_CALL  # added in float32, their sums in float64; compiled code has the same number
@@ -54,24 +56,16 @@ def private_mean(
     return (noisy["mean"] / num_units).float()
 
 
-class SoftmaxRegression:
-    """Clipped gradient sums of a softmax regression over fixed rows, each row a unit.
+class LinearHead(ABC):
+    """Clipped gradient sums of a linear head over fixed rows, each row a unit.
 
-    What does not change from step to step is computed once. ``class_weights`` multiply a row's loss.
+    What does not change from step to step is computed once.
     """
 
-    def __init__(
-        self,
-        rows: Tensor,
-        targets: Tensor,
-        *,
-        num_classes: int,
-        class_weights: tuple[float, ...] | None = None,
-    ) -> None:
-        if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
-            raise ValueError(f"targets must be from 0 to {num_classes - 1}")
-        self.rows, self.targets, self.num_classes = rows, targets.long(), num_classes
-        self._class_weights = None if class_weights is None else torch.tensor(class_weights)
+    has_compiled_form = False
+
+    def __init__(self, rows: Tensor, targets: Tensor, *, num_classes: int) -> None:
+        self.rows, self.targets, self.num_classes = rows, targets, num_classes
         self._squares = _squared_norms(rows) + 1.0
         self._rows_are_finite = bool(self._squares.isfinite().all())
 
@@ -131,7 +125,7 @@ class SoftmaxRegression:
         squares = torch.where(squares <= longest**2, squares, math.inf)
         if isinstance(chosen, slice):
             all_rows = all_rows[chosen]
-        if self._class_weights is None and offers_head_sums(all_rows, weight, bias):
+        if self.has_compiled_form and offers_head_sums(all_rows, weight, bias):
             indices = None if isinstance(chosen, slice) else chosen
             results = (norms, losses, total_weight, total_bias)
             bound = clip_norm * (1 - ROUNDING)
@@ -146,16 +140,61 @@ class SoftmaxRegression:
             else:
                 numbers = chosen[piece]
                 given = torch.index_select(all_rows, 0, numbers, out=buffer[: len(numbers)])
-            residual, losses[piece] = _residual(given, targets[piece], weight, bias)
-            if self._class_weights is not None:  # before the norm: a heavier row is clipped to the same bound
-                row_weights = self._class_weights[targets[piece]]
-                residual, losses[piece] = residual * row_weights[:, None], losses[piece] * row_weights
+            logits = torch.addmm(bias, given, weight.T)
+            residual, losses[piece] = self._residual(logits, targets[piece])
             norms[piece] = (residual.double().square().sum(1) * squares[piece]).sqrt()
             residual *= _factors(norms[piece], clip_norm).to(residual.dtype)[:, None]
             residual = _finite(residual)
             _add_products(total_weight, residual, given if self._rows_are_finite else _finite(given))
             total_bias += residual.double().sum(0)
         return total_weight, total_bias
+
+    @abstractmethod
+    def _residual(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The derivative of each row's loss by its logits, and the loss; ``logits`` may be written into."""
+
+
+class SoftmaxRegression(LinearHead):
+    """Each row has one class: ``targets`` (rows,) are its number. ``class_weights`` multiply a row's loss."""
+
+    def __init__(
+        self,
+        rows: Tensor,
+        targets: Tensor,
+        *,
+        num_classes: int,
+        class_weights: tuple[float, ...] | None = None,
+    ) -> None:
+        if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
+            raise ValueError(f"targets must be from 0 to {num_classes - 1}")
+        super().__init__(rows, targets.long(), num_classes=num_classes)
+        self._class_weights = None if class_weights is None else torch.tensor(class_weights)
+        self.has_compiled_form = class_weights is None
+
+    def _residual(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """p - y"""
+        logs = F.log_softmax(logits, dim=1)
+        true = targets[:, None]
+        losses = -logs.gather(1, true)[:, 0]
+        residual = logs.exp_()
+        residual.scatter_add_(1, true, residual.new_full((1, 1), -1.0).expand(len(targets), 1))
+        if self._class_weights is None:
+            return residual, losses
+        row_weights = self._class_weights[targets]  # before the norm: heavier rows have the same bound
+        return residual * row_weights[:, None], losses * row_weights
+
+
+class LogisticRegression(LinearHead):
+    """Each row has any number of findings: ``targets`` (rows, findings) are 0 or 1."""
+
+    def __init__(self, rows: Tensor, targets: Tensor, *, loss: BinaryCrossEntropy | None = None) -> None:
+        if targets.ndim != 2 or not bool(((targets == 0) | (targets == 1)).all()):
+            raise ValueError("targets must be a matrix of 0 and 1")
+        super().__init__(rows, targets.to(rows.dtype), num_classes=targets.shape[1])
+        self.loss = loss or BinaryCrossEntropy()
+
+    def _residual(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return self.loss.residual(logits, targets), self.loss.of_rows(logits, targets)
 
 
 def _add_products(total: Tensor, residual: Tensor, rows: Tensor) -> None:
@@ -174,16 +213,6 @@ def _add_products(total: Tensor, residual: Tensor, rows: Tensor) -> None:
 def piece_rows(num_features: int) -> int:
     """Rows that are read together."""
     return max(16, _PIECE_BYTES // (4 * num_features))
-
-
-def _residual(rows: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """p - y of each row, and its loss."""
-    logs = F.log_softmax(torch.addmm(bias, rows, weight.T), dim=1)
-    true = targets[:, None]
-    losses = -logs.gather(1, true)[:, 0]
-    residual = logs.exp_()
-    residual.scatter_add_(1, true, residual.new_full((1, 1), -1.0).expand(len(targets), 1))
-    return residual, losses
 
 
 def _factors(norms: Tensor, clip_norm: float) -> Tensor:

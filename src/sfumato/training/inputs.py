@@ -26,7 +26,7 @@ class Microbatch:
     """Rows that are in memory together; all rows of a unit are in the same microbatch."""
 
     inputs: Tensor  # (rows, C, H, W), float
-    targets: Tensor  # (rows,)
+    targets: Tensor  # (rows,), or (rows, findings)
     unit_index: Tensor  # (rows,), 0 … num_units - 1
     num_units: int
     unit_ids: Tensor  # (num_units,), their numbers in the data set
@@ -72,7 +72,7 @@ class Units:
         The data's fingerprint says neither: relabelled and regrouped images are still the same people's.
         """
         columns = np.empty((3, len(self.data)), dtype="<i8")
-        columns[0], columns[1] = self.data.known_ids.cpu().numpy(), self.data.labels.cpu().numpy()
+        columns[0], columns[1] = self.data.known_ids.cpu().numpy(), _label_numbers(self.data)
         sizes = (self.offsets[1:] - self.offsets[:-1]).numpy()
         columns[2, self.rows.numpy()] = np.repeat(np.arange(len(self)), sizes)
         columns = columns[:, np.lexsort(columns[::-1])]
@@ -103,6 +103,16 @@ class Units:
             held += len(chosen)
         if group:
             yield indices[first:], group
+
+
+def _label_numbers(data: ImageSet) -> np.ndarray:
+    """A number for each image's label; for a row of findings a checksum of the row."""
+    labels = data.labels.cpu().numpy()
+    if not data.multi_label:
+        return labels
+    rows = np.packbits(labels.astype(bool), axis=1)
+    digests = b"".join(hashlib.sha256(row.tobytes()).digest()[:8] for row in rows)
+    return np.frombuffer(digests, dtype="<i8")
 
 
 class Inputs(Protocol):
@@ -185,7 +195,7 @@ class Views:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield Microbatch(
                 inputs=inputs,
-                targets=units.data.labels[images].repeat_interleave(multiplicity).to(device),
+                targets=units.data.labels[images].repeat_interleave(multiplicity, dim=0).to(device),
                 unit_index=unit_index.to(device),
                 num_units=len(group),
                 unit_ids=unit_ids,

@@ -11,6 +11,7 @@ import torch
 from sfumato.data.cache import decode_all
 from sfumato.data.images import DataSplits, ImageSet
 from sfumato.data.readers.decode import Fit, Header, OnProgress, read_headers
+from sfumato.data.readers.findings import refuse_findings
 from sfumato.data.readers.listing import SPLITS, Entry, Listing, empty_class, image_files, list_folder
 from sfumato.data.readers.manifest import read_manifest
 from sfumato.errors import DataError
@@ -31,9 +32,10 @@ def load_folder(
     on_progress: OnProgress | None = None,
     name: str = "images",
     classes: Sequence[str] | None = None,
+    findings: Sequence[str] | None = None,
 ) -> DataSplits:
     """Every image that ``list_images`` finds, decoded to one size, as train, val and test."""
-    listing = list_images(folder, classes)
+    listing = list_images(folder, classes, findings)
     if patient_from is not None:
         listing = listing.with_patients(patient_from)
     paths = [entry.path for entry in listing.entries]
@@ -41,7 +43,7 @@ def load_folder(
     size, depth = image_size or DEFAULT_SIZE, channels or DEFAULT_CHANNELS
     images, ids = decode_all(paths, image_size=size, channels=depth, fit=fit, on_progress=on_progress)
     names, numbers = _number_patients(listing.entries)
-    labels = torch.tensor([entry.label for entry in listing.entries])
+    labels = _labels(listing)
     parts = {}
     for split in SPLITS:
         rows = [row for row, entry in enumerate(listing.entries) if entry.split == split]
@@ -65,15 +67,28 @@ def load_folder(
     )
 
 
-def list_images(folder: Path, classes: Sequence[str] | None = None) -> Listing:
+def list_images(
+    folder: Path, classes: Sequence[str] | None = None, findings: Sequence[str] | None = None
+) -> Listing:
     """What ``manifest.csv`` lists; else Tiny ImageNet's own layout; else ``train/<class>/*.png``."""
     if (folder / "manifest.csv").is_file():
-        listing = read_manifest(folder, classes)
-    elif (folder / "wnids.txt").is_file():
+        return read_manifest(folder, classes, findings).check(str(folder))
+    refuse_findings(folder, findings)
+    if (folder / "wnids.txt").is_file():
         listing = _list_tiny_imagenet(folder)
     else:
         listing = list_folder(folder, classes)
     return listing.check(str(folder))
+
+
+def _labels(listing: Listing) -> torch.Tensor:
+    """The class of each image; with several findings per image a row of 0 and 1 for each."""
+    if not listing.multi_label:
+        return torch.tensor([entry.label for entry in listing.entries])
+    labels = torch.zeros(len(listing.entries), len(listing.classes))
+    for row, entry in enumerate(listing.entries):
+        labels[row, list(entry.findings)] = 1.0
+    return labels
 
 
 def _list_tiny_imagenet(folder: Path) -> Listing:

@@ -24,9 +24,10 @@ class Entry:
     path: Path
     relative: str  # below the folder, with forward slashes
     split: str
-    label: int
+    label: int  # its class; -1 where an image has findings instead
     patient: str | None = None
     where: str = ""  # for complaints: the file, or the manifest's line
+    findings: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Listing:
     entries: tuple[Entry, ...]
     classes: tuple[str, ...]
     declared: bool = False  # the classes were listed beforehand, and not found among the images
+    multi_label: bool = False  # the classes are findings, any number of them in an image
 
     def check(self, name: str) -> Listing:
         """Refuse a class without training images, and a class that only val or test have.
@@ -44,7 +46,7 @@ class Listing:
         """
         if not self.declared:
             self._check_trained(name)
-        if len(self.classes) < 2:
+        if len(self.classes) < 2 and not self.multi_label:
             raise DataError(
                 "one-class",
                 f"{name}: there is only the class {self.classes[0]!r}.",
@@ -205,17 +207,22 @@ def declared_classes(folder: Path, given: Sequence[str] | None) -> tuple[str, ..
     file = folder / "classes.txt"
     written = None
     if file.is_file():
-        try:
-            lines = file.read_text("utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise _bad_classes(file, "it cannot be read as UTF-8") from error
-        written = _distinct(tuple(line.strip() for line in lines if line.strip()), file)
+        written = _distinct(read_names(file), file)
     if given is None:
         return written
     named = _distinct(tuple(given), "data.classes")
     if written is not None and written != named:
         raise _bad_classes(file, "it lists other classes than data.classes, or in another order")
     return named
+
+
+def read_names(file: Path) -> tuple[str, ...]:
+    """The names in a file, one a line."""
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad_classes(file, "it cannot be read as UTF-8") from error
+    return tuple(line.strip() for line in lines if line.strip())
 
 
 def _distinct(names: tuple[str, ...], where: object) -> tuple[str, ...]:

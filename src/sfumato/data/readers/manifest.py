@@ -1,4 +1,4 @@
-"""manifest.csv: ``path,label[,patient][,split]``, one row per image."""
+"""manifest.csv: ``path,label[,patient][,split]``, one row per image; see ``findings`` for several labels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import io
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from sfumato.data.readers.findings import (
+    PREFIX,
+    Findings,
+    classes_and_findings,
+    find_findings,
+    refuse_several,
+)
 from sfumato.data.readers.listing import (
     SPLITS,
     Entry,
@@ -20,13 +27,36 @@ from sfumato.errors import DataError, did_you_mean
 COLUMNS = ("path", "label", "patient", "split")
 
 
-def read_manifest(folder: Path, classes: Sequence[str] | None = None) -> Listing:
+def read_manifest(
+    folder: Path, classes: Sequence[str] | None = None, findings: Sequence[str] | None = None
+) -> Listing:
     """The images that ``folder/manifest.csv`` lists. Every complaint names the file and line."""
     file = folder / "manifest.csv"
-    rows = _read_rows(file)
+    found, rows = _read_rows(file, findings)
+    if found is not None:
+        if classes is not None:
+            raise classes_and_findings(f"data.classes and the findings {', '.join(found.names)} are given")
+        return Listing(_entries(file, rows, {}, found), found.names, declared=True, multi_label=True)
     declared = declared_classes(folder, classes)
+    if declared is None:
+        refuse_several([(f"{file}, line {line}", row["label"]) for line, row in rows])
     classes = declared or sorted_classes(row["label"] for _, row in rows)
     numbers = {name: number for number, name in enumerate(classes)}
+    return Listing(
+        _entries(file, rows, numbers, None, declared=declared is not None), classes, declared is not None
+    )
+
+
+def _entries(
+    file: Path,
+    rows: list[tuple[int, dict[str, str]]],
+    numbers: dict[str, int],
+    findings: Findings | None,
+    *,
+    declared: bool = True,
+) -> tuple[Entry, ...]:
+    """The rows, checked; ``numbers`` are those of the classes."""
+    folder = file.parent
     by_line = (folder / "classes.txt").is_file()  # only there does a number mean a line
     entries: list[Entry] = []
     seen: dict[str, int] = {}  # path -> line
@@ -41,7 +71,9 @@ def read_manifest(folder: Path, classes: Sequence[str] | None = None) -> Listing
                 fix="Keep one of the two rows.",
             )
         seen[path] = line
-        label = _label(row["label"], numbers, where, declared=declared is not None, by_line=by_line)
+        label, several = -1, () if findings is None else findings.of_row(row, where)
+        if findings is None:
+            label = _label(row["label"], numbers, where, declared=declared, by_line=by_line)
         split = row.get("split", "train")
         if split not in SPLITS:
             raise DataError(
@@ -56,17 +88,20 @@ def read_manifest(folder: Path, classes: Sequence[str] | None = None) -> Listing
                 why="A patient-level guarantee needs every image's patient.",
                 fix="Fill it in, or leave the whole column out.",
             )
-        entries.append(Entry(folder / path, path, split, label, row.get("patient"), where))
-    return Listing(tuple(entries), classes, declared is not None)
+        entries.append(Entry(folder / path, path, split, label, row.get("patient"), where, several))
+    return tuple(entries)
 
 
-def _read_rows(file: Path) -> list[tuple[int, dict[str, str]]]:
-    """(line number, row) of every row, with only known columns."""
+def _read_rows(
+    file: Path, declared: Sequence[str] | None
+) -> tuple[Findings | None, list[tuple[int, dict[str, str]]]]:
+    """The findings, if images have several, and (line number, row) of every row, with only known columns."""
     reader = csv.reader(io.StringIO(_read_text(file), newline=""), strict=True)
     rows = []
     try:
-        header = [column.strip().lower() for column in next(reader, [])]
-        _check_header(header, file)
+        header = [_spelling(column.strip()) for column in next(reader, [])]
+        findings = find_findings(file.parent, header, declared, reserved=COLUMNS)
+        _check_header(header, file, () if findings is None else findings.columns)
         for values in reader:
             line = reader.line_num
             if values and len(values) != len(header):
@@ -79,7 +114,11 @@ def _read_rows(file: Path) -> list[tuple[int, dict[str, str]]]:
         raise _unreadable(file, reader.line_num, str(error)) from error
     if not rows:
         raise _unreadable(file, 1, "there are no rows")
-    return rows
+    return findings, rows
+
+
+def _spelling(column: str) -> str:
+    return column.lower() if column.lower() in COLUMNS else column
 
 
 def _read_text(file: Path) -> str:
@@ -92,16 +131,18 @@ def _read_text(file: Path) -> str:
         raise _unreadable(file, 1, str(error.strerror)) from error
 
 
-def _check_header(header: list[str], file: Path) -> None:
+def _check_header(header: list[str], file: Path, findings: Sequence[str]) -> None:
     for column in header:
-        if column not in COLUMNS:
+        # a run may declare some of many findings; those that it leaves out are marked as findings too
+        if column not in COLUMNS and column not in findings and not column.lower().startswith(PREFIX):
             raise DataError(
                 "unknown-column",
                 f"{file}, line 1: column {column!r}. {did_you_mean(column, COLUMNS)}".rstrip(),
                 why="A misspelt patient column would silently change what is protected.",
-                fix=f"Use only the columns {', '.join(COLUMNS)}.",
+                fix=f"Use only the columns {', '.join(COLUMNS)}; a finding's column of 0 and 1 is called "
+                f"{PREFIX}{column}, or declared in data.findings.",
             )
-    for column in ("path", "label"):
+    for column in ("path",) if findings else ("path", "label"):
         if column not in header:
             raise _unreadable(file, 1, f"there is no column {column!r}")
     if len(set(header)) != len(header):
