@@ -103,3 +103,11 @@ def findings_compete(patch):
     from sfumato.release.release import ReleasedModel
 
     patch.setattr(ReleasedModel, "task", "single-label")
+
+
+@fault("finding-of-one", tests=(f"{READING}::test_findings_may_be_columns_of_0_and_1_marked_or_declared",))
+def finding_of_one(patch):
+    """A column that one unit made exist is published."""
+    rewrite(
+        patch, "sfumato.doctor.data_checks:_classes", "owners == 1", "owners == 1 and not train.multi_label"
+    )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sfumato.data import ImageSet, load_data
+from sfumato.doctor import examine_data
 from sfumato.errors import SfumatoError
 from sfumato.training.inputs import Units
 
@@ -46,6 +47,10 @@ def test_findings_may_be_columns_of_0_and_1_marked_or_declared(folder):
     data = load_data(folder)
     assert data.train.classes == NAMES
     assert torch.cat([data.train.labels, data.test.labels]).tolist() == WANTED
+    assert not data.classes_are_declared  # whoever made the header may have looked at the rows
+    codes = [finding.code for finding in examine_data(data)]
+    assert "class-of-one" in codes  # a single image has a nodule
+    assert "class-of-one" not in [finding.code for finding in examine_data(load_data(folder, findings=NAMES))]
     some = load_data(folder, findings=["nodule"])  # of many findings, some
     assert some.train.labels.tolist() == [[1.0], [0.0], [0.0]]
     (folder / "manifest.csv").write_text(columns(a="effusion", b="nodule"))

@@ -59,29 +59,32 @@ def _normalisation(
 
 def _classes(splits: DataSplits, unit: Unit) -> list[Finding]:
     train = splits.train
-    kind = "finding names" if train.multi_label else "class names"
+    kind, places = "class", "data.classes, classes.txt"
+    if train.multi_label:
+        kind, places = "finding", "data.findings, findings.txt"
     findings = [
         Finding(
             severity="note",
             code="public-class-names",
-            what=f"the {len(train.classes)} {kind} are published with it: {_some(train.classes)}.",
+            what=f"the {len(train.classes)} {kind} names are published with it: {_some(train.classes)}.",
             cure="They must be known beforehand, not learnt from the private images.",
         )
     ]
-    if splits.classes_are_declared or train.multi_label:  # the list stands whoever has images of a class
+    if splits.classes_are_declared:  # the list stands whoever has images of a class
         return findings
     units = (
         train.unit_index(unit) if unit == "image" or train.patients is not None else torch.arange(len(train))
     )
     for number, name in enumerate(train.classes):
-        owners = units[train.labels == number].unique().numel()
+        of_it = train.labels[:, number] > 0 if train.multi_label else train.labels == number
+        owners = units[of_it].unique().numel()
         if owners == 1:
             findings.append(
                 Finding(
                     severity="void",
                     code="class-of-one",
-                    what=f"class {name!r} exists only because of a single {unit}.",
-                    cure="Declare a public list of classes (data.classes, classes.txt), or merge the class.",
+                    what=f"{kind} {name!r} exists only because of a single {unit}.",
+                    cure=f"Declare a public list ({places}), or merge the {kind} with another.",
                 )
             )
     return findings

@@ -1,8 +1,8 @@
 """Several findings per image: which there are, and which of them a row of manifest.csv has.
 
-Findings are declared: in ``data.findings``, in ``findings.txt``, or by the columns ``finding:NAME`` of the
-manifest. No row adds to them, and no row decides that an image can have several: one image could otherwise
-change the released model by being there.
+Findings are declared in ``data.findings`` or ``findings.txt``, or named by columns ``finding:NAME`` of the
+manifest, which are taken to be public as class names are. No row adds to them, and no row decides that an
+image can have several: one image could otherwise change the released model by being there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Findings:
 
     names: tuple[str, ...]
     columns: tuple[str, ...] = ()
+    declared: bool = True  # listed beforehand, not only in the header of the manifest
 
     def of_row(self, row: Mapping[str, str], where: str) -> tuple[int, ...]:
         """The numbers of the findings that the image of this row has."""
@@ -83,7 +84,7 @@ def find_findings(
         raise bad_findings("manifest.csv", f"there is no column for the finding {missing!r}. {hint}".rstrip())
     if not found and "label" not in header:
         raise bad_findings("manifest.csv", "there is neither a column label nor one for each finding")
-    return Findings(names, tuple(found))
+    return Findings(names, tuple(found), declared=declared is not None)
 
 
 def refuse_findings(what: object, given: Sequence[str] | None) -> None:

@@ -44,7 +44,7 @@ class Listing:
 
         Not so for declared classes: whether one of them has images must decide nothing.
         """
-        if not self.declared:
+        if not self.declared and not self.multi_label:
             self._check_trained(name)
         if len(self.classes) < 2 and not self.multi_label:
             raise DataError(

@@ -36,7 +36,7 @@ def read_manifest(
     if found is not None:
         if classes is not None:
             raise classes_and_findings(f"data.classes and the findings {', '.join(found.names)} are given")
-        return Listing(_entries(file, rows, {}, found), found.names, declared=True, multi_label=True)
+        return Listing(_entries(file, rows, {}, found), found.names, found.declared, multi_label=True)
     declared = declared_classes(folder, classes)
     if declared is None:
         refuse_several([(f"{file}, line {line}", row["label"]) for line, row in rows])
