@@ -20,3 +20,13 @@ def test_ones_own_loop_is_short_and_learns_within_its_budget():
     accuracy, epsilon = map(float, re.search(r"accuracy (\S+), epsilon (\S+) at", done.stdout).groups())
     assert accuracy > 0.85  # ten classes: guessing gives 0.1
     assert 2.9 < epsilon <= 3.0
+
+
+def test_ones_own_loop_protects_patients_and_ends_in_a_release():
+    example = OWN_LOOP.with_name("own_loop_patients.py")
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(example)], capture_output=True, text=True, check=True, env=one_thread
+    )
+    assert "One patient is protected with all their images together." in done.stdout
+    assert "ε = 3, δ = 0.0001" in done.stdout

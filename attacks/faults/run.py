@@ -47,3 +47,44 @@ def schedule_begins_anew(patch: MonkeyPatch) -> None:
     from sfumato.training.optimizers import Schedule
 
     patch.setattr(Schedule, "load_state_dict", lambda self, saved: None)
+
+
+@fault(
+    "fingerprint-published",
+    tests=(
+        "run/test_derived_values.py::"
+        "test_an_odd_image_in_the_place_of_another_changes_nothing_that_is_published",
+    ),
+)
+def fingerprint_published(patch):
+    rewrite(
+        patch,
+        "sfumato.run.filing:filing_of",
+        "run_id=history.run_id",
+        "run_id=history.fingerprint[:16]",
+    )
+
+
+@fault("unspent-plan-released", tests=("run/test_own_release.py",))
+def unspent_plan_released(patch):
+    rewrite(
+        patch,
+        "sfumato.run.own_release:_check_account",
+        "record.reserved_steps < plan.num_steps",
+        "record.reserved_steps < 0",
+    )
+
+
+@fault("another-plan-released", tests=("run/test_own_release.py",))
+def another_plan_released(patch):
+    rewrite(
+        patch,
+        "sfumato.run.own_release:_check_account",
+        "plan_values(record.plan) != plan_values(plan)",
+        "record.plan is None",
+    )
+
+
+@fault("earlier-runs-forgotten", tests=("run/test_filing.py",))
+def earlier_runs_forgotten(patch):
+    rewrite(patch, "sfumato.run.filing:History.earlier", "earlier < 1", "earlier < 100")

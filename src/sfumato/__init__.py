@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sfumato.recipes import Recipe, load_recipe, with_settings
     from sfumato.release.release import load
     from sfumato.run import train
+    from sfumato.run.own_release import write_release
     from sfumato.training import fit
 
 __version__ = version("sfumato")
@@ -59,6 +60,7 @@ _HOMES = {
     "SeededSource": "randomness",
     "fit": "training",
     "train": "run",
+    "write_release": "run.own_release",
     "load": "release.release",
     "ConfigError": "errors",
     "DataError": "errors",
@@ -108,6 +110,7 @@ __all__ = [
     "train",
     "training",
     "with_settings",
+    "write_release",
 ]
 
 

@@ -18,7 +18,8 @@ from sfumato.ledger.receipt import plan_values
 from sfumato.recipes.recipe import Recipe, recipe_to_toml, with_settings
 from sfumato.run import prepare as preparing
 from sfumato.run import resolve as resolving
-from sfumato.run.prepare import prepare
+from sfumato.run.filing import History
+from sfumato.run.prepare import Prepared, prepare
 from sfumato.run.publish import model_config, stated_privacy
 from sfumato.run.session import train
 
@@ -59,12 +60,17 @@ def recipe_for(folder: Path, **changes: object) -> Recipe:
     return with_settings(Recipe(), settings)
 
 
+def history_of(prepared: Prepared) -> History:
+    """What a ledger knows of the data's content must not be published either."""
+    return History(run_id="0", named=(), related=(), fingerprint=prepared.splits.train.fingerprint)
+
+
 def published(recipe: Recipe) -> dict[str, object]:
     """All that a run on this data would publish or write beside it, but for the weights."""
     prepared = prepare(recipe)
     return {
         "config": model_config(prepared, prepared.decision),
-        "privacy": stated_privacy(prepared, num_steps=prepared.num_steps),
+        "privacy": stated_privacy(prepared, num_steps=prepared.num_steps, history=history_of(prepared)),
         "plan": plan_values(prepared.plan),
         "recipe": recipe_to_toml(prepared.recipe),
         "resolved": prepared.resolved.document(),

@@ -190,6 +190,11 @@ class Ledger:
         )
         return [receipt_of(row).record for row in rows]
 
+    def records_named(self, name: str) -> list[Record]:
+        """Every run on data of this name, whatever their content: of names alone, which are public."""
+        query = "SELECT runs.* FROM runs JOIN datasets USING (fingerprint) WHERE name = ? ORDER BY runs.rowid"
+        return [receipt_of(row).record for row in self._connection.execute(query, (name,))]
+
     def related(self, fingerprint: str, *, unit: Unit) -> list[str]:
         """This data set and all that share a ``unit`` with it, or might: see ``unknown``."""
         links = self._links()

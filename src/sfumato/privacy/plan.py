@@ -21,7 +21,7 @@ from sfumato.privacy.records import (
     record_scheme,
 )
 from sfumato.privacy.sampling_schemes import Batches, SamplingScheme, find_scheme
-from sfumato.privacy.statement import Statement, make_statement
+from sfumato.privacy.statement import EarlierRuns, Statement, make_statement
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -219,9 +219,17 @@ class Plan:
         # sums are in float64; once private they may be rounded to what the parameters are
         return {name: value.to(total.dtypes.get(name, value.dtype)) for name, value in noisy.items()}
 
-    def statement(self, *, releasable: bool = True, images_per_person: int | None = None) -> Statement:
+    def statement(
+        self,
+        *,
+        releasable: bool = True,
+        images_per_person: int | None = None,
+        earlier: EarlierRuns | None = None,
+    ) -> Statement:
         """The guarantee in whole sentences; ``images_per_person``: the most that any one person has."""
-        return make_statement(self, releasable=releasable, images_per_person=images_per_person)
+        return make_statement(
+            self, releasable=releasable, images_per_person=images_per_person, earlier=earlier
+        )
 
     def as_dict(self) -> dict[str, object]:
         """All fields as JSON values; of components of a caller's own, what ``records`` keeps of them."""

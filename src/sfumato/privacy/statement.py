@@ -19,6 +19,29 @@ _PLURAL = {"image": "images", "patient": "patients"}
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlierRuns:
+    """Private runs that a ledger holds of the same data; ``epsilon`` is of all together with this one."""
+
+    num_runs: int
+    epsilon: float  # infinite if one of them does not protect this run's unit
+    delta: float
+
+    @property
+    def finite_epsilon(self) -> float | None:
+        """As JSON writes it."""
+        return _json(self.epsilon)
+
+    @property
+    def sentence(self) -> str:
+        runs = "1 earlier private run" if self.num_runs == 1 else f"{self.num_runs:,} earlier private runs"
+        return (
+            f"The ledger holds {runs} on data of this name: what they showed is public too, and if settings "
+            f"or this model were chosen by it, the ε above does not count that choice. Together with this "
+            f"run they come to ε = {round_up(self.epsilon)} at δ = {self.delta:g}."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Statement:
     """A guarantee that a person can read and a program can check."""
 
@@ -54,8 +77,14 @@ _NOT_RELEASABLE = (
 )
 
 
-def make_statement(plan: Plan, *, releasable: bool, images_per_person: int | None) -> Statement:
-    """Say what ``plan`` guarantees."""
+def make_statement(
+    plan: Plan,
+    *,
+    releasable: bool,
+    images_per_person: int | None,
+    earlier: EarlierRuns | None = None,
+) -> Statement:
+    """Say what ``plan`` guarantees, and what was run on the data before."""
     mu, kind = accounting.mu_gdp(plan.events(), delta=plan.delta, neighbouring=plan.neighbouring)
     misses = accounting.trade_off(
         plan.events(), FALSE_ALARMS, accountant=plan.accountant, neighbouring=plan.neighbouring
@@ -89,7 +118,7 @@ def make_statement(plan: Plan, *, releasable: bool, images_per_person: int | Non
         run=_run(plan),
         guarantee=_guarantee(plan, mu, kind, error),
         protects=_protects(plan, groups),
-        assumes=_assumes(plan),
+        assumes=_assumes(plan, earlier),
         releasable=releasable,
         values=values,
     )
@@ -186,7 +215,7 @@ def _groups(plan: Plan, images_per_person: int | None) -> list[tuple[int, float,
     return groups
 
 
-def _assumes(plan: Plan) -> tuple[str, ...]:
+def _assumes(plan: Plan, earlier: EarlierRuns | None) -> tuple[str, ...]:
     if plan.tuning_runs is not None:
         search = "No run outside the counted search looked at the private data."
     elif plan.uncounted_search:
@@ -194,6 +223,8 @@ def _assumes(plan: Plan) -> tuple[str, ...]:
             "Settings were chosen by runs on the same private data, and ε does NOT count that search: "
             "the true cost is higher."
         )
+    elif earlier is not None:
+        search = earlier.sentence
     else:
         search = "Settings were fixed beforehand or chosen on other data."
     assumptions = [

@@ -24,14 +24,15 @@ def headline(privacy: Mapping[str, Any]) -> str:
 
 
 def model_card(
-    *, config: Mapping[str, Any], privacy: Mapping[str, Any], scores: AnyScores | None, recipe: Recipe
+    *, config: Mapping[str, Any], privacy: Mapping[str, Any], scores: AnyScores | None, recipe: Recipe | None
 ) -> str:
-    """The card as Markdown."""
+    """The card as Markdown; without a ``recipe`` the training was a loop of somebody's own."""
     name = config["model"]["name"] or "own model"
     sections = [
         f"# {name} on {markdown(config['data'])}\n\n**{headline(privacy)}**",
         "## Privacy\n\n" + privacy["statement"].replace("\n", "\n\n"),
         _figures(privacy),
+        _record(privacy),
         _accuracy(scores, guaranteed=privacy["epsilon"] is not None),
         _use(config),
         _training(config, recipe),
@@ -87,6 +88,28 @@ def _recomputation(privacy: Mapping[str, Any]) -> str:
     return text
 
 
+def _record(privacy: Mapping[str, Any]) -> str:
+    """What whoever files the model asks for."""
+    filing = privacy.get("filing")
+    if filing is None:
+        return ""
+    rows = [
+        ("date", filing["date"]),
+        ("run", filing["run_id"]),
+        ("units were recognised by", markdown(filing["units_from"])),
+    ]
+    if privacy["epsilon"] is not None:
+        rows.append(("earlier private runs on data of this name", filing["earlier_runs"]))
+    if filing["earlier_runs"]:
+        total = filing["total_epsilon"]
+        rows.append(("ε of all together", "no bound" if total is None else round_up(total)))
+    body = "\n".join(f"| {key} | {value} |" for key, value in rows)
+    return (
+        f"## For the record\n\n| | |\n|---|---|\n{body}\n\nThe ledger of whoever trained this knows the "
+        "images under the run's number. Nothing here is computed from them."
+    )
+
+
 def _accuracy(scores: AnyScores | None, *, guaranteed: bool) -> str:
     if scores is None:
         return (
@@ -137,8 +160,14 @@ def _use(config: Mapping[str, Any]) -> str:
     )
 
 
-def _training(config: Mapping[str, Any], recipe: Recipe) -> str:
+def _training(config: Mapping[str, Any], recipe: Recipe | None) -> str:
     size, channels = config["image_size"], "grey" if config["channels"] == 1 else "colour"
+    if recipe is None:
+        return (
+            f"## Training\n\n{len(config['classes'])} classes; {channels} images of {size} x {size} pixels, "
+            "normalised with the constants in config.json, in a loop of the trainer's own. Weights are "
+            "safetensors; nothing in this folder is executable."
+        )
     training = recipe.training
     kind = "findings, any number in an image" if config.get("task") == "multi-label" else "classes"
     rate = f"{training.optimizer}, learning rate {training.learning_rate:g} ({recipe.schedule.name})"

@@ -103,6 +103,16 @@ class Origin(TypedDict):
     unprotected: list[str]
 
 
+class Filing(TypedDict):
+    """Which run this is, for whoever files it; see ``run.filing``."""
+
+    date: str
+    run_id: str
+    units_from: str
+    earlier_runs: Count  # private ones on data of the same name
+    total_epsilon: NonNegative | None  # of all of them; None: no bound, or no earlier ones
+
+
 class Privacy(TypedDict, total=False):
     """``release/privacy.json``: the guarantee; ``epsilon`` None if there is none."""
 
@@ -122,6 +132,7 @@ class Privacy(TypedDict, total=False):
     events: list[PrivacyEvent]
     uncounted_search: bool
     weights_from: Origin | None
+    filing: Filing
 
 
 class Environment(TypedDict):

@@ -174,6 +174,9 @@ def write_release(
         write_json(building / CONFIG, {"format": FORMAT, **config})
         write_json(building / PRIVACY, privacy)
         write_text(building / CARD, card)
+        for file in building.iterdir():
+            file.chmod(0o644)  # to be handed over: whoever may enter the run's folder may read it
+        building.chmod(0o755)
         replace_folder(building, folder)
 
 

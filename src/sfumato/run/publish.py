@@ -13,6 +13,7 @@ from sfumato.release.release import FORMAT, write_release
 from sfumato.release.run_folder import RunFolder, describe_environment
 from sfumato.reporting.records import read_audit
 from sfumato.reporting.report import write_report
+from sfumato.run.filing import History, filing_of, keep_filing
 from sfumato.run.prepare import Prepared, ProgressObserver, features_counter
 from sfumato.run.private_releases import private_releases, release_sentences
 from sfumato.training.averaging import WeightAverage
@@ -53,6 +54,7 @@ def publish(
     max_rows: int,
     decision: Decision,
     observer: ProgressObserver | None = None,
+    history: History,
 ) -> RunResult:
     """Score the averaged weights with their decision, then write release and report.
 
@@ -61,7 +63,8 @@ def publish(
     """
     released = average.averaged(prepared.model)
     scored = prepared.final
-    privacy = stated_privacy(prepared, num_steps=num_steps)
+    privacy = stated_privacy(prepared, num_steps=num_steps, history=history)
+    keep_filing(folder.state, history, prepared.plan)
     # repeated in each file, so that none is mistaken when it is read alone
     label = {"releasable": privacy["releasable"], "guarantee": headline(privacy)}
     scores = None
@@ -100,7 +103,7 @@ def publish(
     )
 
 
-def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, object]:
+def stated_privacy(prepared: Prepared, *, num_steps: int, history: History) -> dict[str, object]:
     """privacy.json: the guarantee of the whole plan, also after a run that stopped early.
 
     Stopping was decided by looking at the model, so the steps not taken count as if they had been:
@@ -110,7 +113,7 @@ def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, object]:
     if plan is None:
         privacy, sentences = no_privacy_values(prepared), [NO_PRIVACY]
     else:
-        statement = plan.statement(releasable=prepared.source.releasable)
+        statement = plan.statement(releasable=prepared.source.releasable, earlier=history.earlier(plan))
         privacy, sentences = statement.as_dict(), [statement.text]
     if plan is not None:
         sentences += release_sentences(prepared.recipe)
@@ -125,6 +128,7 @@ def stated_privacy(prepared: Prepared, *, num_steps: int) -> dict[str, object]:
         if num_steps < prepared.num_steps:
             sentences.append(f"Training stopped early after {num_steps:,} of these steps; ε counts them all.")
         privacy["num_steps_taken"] = num_steps
+    privacy["filing"] = filing_of(history, prepared.recipe, plan)
     return {**privacy, "statement": "\n".join(sentences)}
 
 

@@ -17,6 +17,7 @@ from sfumato.ledger.ledger import Ledger
 from sfumato.privacy.sampling_schemes import SamplingScheme
 from sfumato.recipes.recipe import PretrainingSettings, Recipe, recipe_to_toml
 from sfumato.release.run_folder import RunFolder
+from sfumato.run.filing import History
 from sfumato.run.interruption import deferred_interrupts
 from sfumato.run.monitor import Observer
 from sfumato.run.networks import training_copy
@@ -80,13 +81,13 @@ def train(
         run.fit(interruption)
         decision = run.decide()
         run.close_account()
-        result = publish_run(run, folder, decision)
+        result = publish_run(run, folder, decision, ledger)
         if model is not None:
             model.load_state_dict(run.average.averaged(prepared.model).state_dict())
         return result
 
 
-def publish_run(run: Run, folder: RunFolder, decision: Decision) -> RunResult:
+def publish_run(run: Run, folder: RunFolder, decision: Decision, ledger: Ledger) -> RunResult:
     """Publish a run whose account is closed."""
     return publish(
         run.prepared,
@@ -97,6 +98,7 @@ def publish_run(run: Run, folder: RunFolder, decision: Decision) -> RunResult:
         seconds=run.seconds,
         max_rows=run.max_rows,
         observer=run.observer,
+        history=History.of(ledger, run.persistence.account.record, name=run.prepared.splits.train.name),
     )
 
 
