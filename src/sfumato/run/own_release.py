@@ -19,7 +19,7 @@ from sfumato.privacy.plan import Plan
 from sfumato.randomness import RandomSource
 from sfumato.release.card import headline, model_card
 from sfumato.release.documents import Config, Filing, ModelDescription
-from sfumato.release.release import FORMAT, find_release, load
+from sfumato.release.release import FORMAT, load
 from sfumato.release.release import write_release as write_folder
 from sfumato.run.filing import History, date_of_today
 from sfumato.run.publish import CUSTOM_MODEL
@@ -57,40 +57,29 @@ def write_release(
     What the loop did is the caller's word, and the statement says so.
     """
     place = Path(folder)
-    if place.exists():
-        raise RunError(
-            "run-exists",
-            f"{place} already exists",
-            why="A release is never overwritten.",
-            fix="Give another folder.",
-        )
-    _check_account(plan, account, source)
-    _check_units(plan, units_from)
-    _check_finite(model)
-    mean, std = tuple(mean) * (channels // len(mean)), tuple(std) * (channels // len(std))
-    check_normalisation(mean, std, channels=channels)
-    check_forward(model, (channels, image_size, image_size), num_classes=len(classes))
-    check_model(model, torch.randn(4, channels, image_size, image_size, device=_device(model)))
-    account.finish()  # before anything is published: refused if another process has the run
-    assert isinstance(account.ledger, Ledger)  # what ``begin`` gives
-    history = History.of(account.ledger, account.record, name=data)
-    privacy = _statement(plan, history, units_from=units_from, releasable=source.releasable)
     config = Config(
         format=FORMAT,
         model=ModelDescription(name=None, options={}),
         classes=list(classes),
         image_size=image_size,
         channels=channels,
-        mean=list(mean),
-        std=list(std),
+        mean=list(mean) * (channels if len(mean) == 1 else 1),
+        std=list(std) * (channels if len(std) == 1 else 1),
         fit=fit,
         data=data,
     )
+    _check_account(plan, account, source)
+    _check_units(plan, units_from)
+    _check_model(model, config)
+    _check_free(place)
+    account.finish()  # before anything is published: refused if another process has the run
+    assert isinstance(account.ledger, Ledger)  # what ``begin`` gives
+    history = History.of(account.ledger, account.record, name=data)
+    privacy = _statement(plan, history, units_from=units_from, releasable=source.releasable)
     labelled = {**config, "releasable": source.releasable, "guarantee": headline(privacy)}
     card = model_card(config=config, privacy=privacy, scores=None, recipe=None)
-    place.parent.mkdir(parents=True, exist_ok=True)
     write_folder(place, model=model, config=labelled, privacy=privacy, card=card)
-    load(find_release(place), model=model)  # what was written can be read
+    load(place, model=model)  # what was written can be read
     return place
 
 
@@ -144,7 +133,20 @@ def _check_units(plan: Plan, units_from: str) -> None:
         )
 
 
-def _check_finite(model: nn.Module) -> None:
+def _check_free(place: Path) -> None:
+    if place.exists():
+        raise RunError(
+            "run-exists",
+            f"{place} already exists",
+            why="A release is never overwritten.",
+            fix="Give another folder.",
+        )
+
+
+def _check_model(model: nn.Module, config: Config) -> None:
+    """Refuse what cannot be fed, is not finite, or could not have been trained with a bound."""
+    channels, size = config["channels"], config["image_size"]
+    check_normalisation(config["mean"], config["std"], channels=channels)
     bad = [name for name, value in model.state_dict().items() if not value.isfinite().all()]
     if bad:
         raise RunError(
@@ -153,11 +155,10 @@ def _check_finite(model: nn.Module) -> None:
             why="The learning rate is too large for this model and noise.",
             fix="Train again with a smaller one. What was spent stays spent.",
         )
+    check_forward(model, (channels, size, size), num_classes=len(config["classes"]))
+    device = next((value.device for value in model.parameters()), torch.device("cpu"))
+    check_model(model, torch.randn(4, channels, size, size, device=device))
 
 
 def _kind(releasable: bool) -> str:
     return "secure" if releasable else "seeded"
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((value.device for value in model.parameters()), torch.device("cpu"))
