@@ -26,7 +26,7 @@ TIERS = {
     "coupling": ["files", "privacy", "ledger"],
     "materials": ["data", "layers", "features", "models", "recipes"],
     "method": ["training", "release"],
-    "run": ["doctor", "reporting", "run", "audit", "study", "bench"],
+    "run": ["doctor", "reporting", "run", "audit", "study", "bench", "serve"],
     "surface": ["cli", "__init__", "__main__"],
 }
 ORDER = [part for parts in TIERS.values() for part in parts]

@@ -21,6 +21,8 @@ COMMANDS = {
     "train": ("sfumato.cli.train", "Train a private model on a folder of images or a known data set."),
     "evaluate": ("sfumato.cli.evaluate", "Accuracy of a finished run, overall and per class."),
     "predict": ("sfumato.cli.predict", "Classify images with a released model."),
+    "export": ("sfumato.cli.export", "Write a released model as ONNX or for torch.export."),
+    "serve": ("sfumato.cli.serve", "Try a released model on images, in a page on this machine only."),
     "report": ("sfumato.cli.report", "Write report.html for one or several runs."),
     "budget": ("sfumato.cli.budget", "Solve for epsilon, delta, noise, steps or batch size."),
     "doctor": ("sfumato.cli.doctor", "Find what would void the guarantee, before any budget is spent."),
@@ -32,6 +34,7 @@ COMMANDS = {
     "reproduce": ("sfumato.cli.reproduce", "Run a table or figure of a paper again, with paired seeds."),
     "study": ("sfumato.cli.study", "Look into networks and runs: data and figures for a paper."),
     "bench": ("sfumato.cli.bench", "Measure the gradient engine against plain training."),
+    "completion": ("sfumato.cli.completion", "Print what makes a shell complete commands and options."),
 }
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfumato.cli import echo_json, split_names
+from sfumato.cli.backbone import backbone_options, backbone_settings
+from sfumato.cli.metric_logs import log_options, mirrored
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ NOTHING_SPENT = (
 @click.option(
     "--weights", metavar="RUN", help="Begin with the weights of a run, a release or a .safetensors."
 )
+@backbone_options
 @click.option("--unit", type=click.Choice(["image", "patient"]), help="What one guarantee protects.")
 @click.option("--patient-from", metavar="REGEX", help="Finds the patient in each file's path.")
 @click.option("--findings", metavar="A,B", help="Any number per image: the manifest's findings, in order.")
@@ -46,6 +49,7 @@ NOTHING_SPENT = (
     type=click.Choice(["gradient", "mislabelled", "noise"]),
     help="What the canaries are; by default gradients.",
 )
+@log_options
 @click.option("--force", is_flag=True, help="Accept a delta above 1/N.")
 @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Change any setting.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -93,10 +97,11 @@ def command(
         "audit.canaries": audit_canaries,
         "audit.kind": audit_kind,
     }
+    recipe_name, backbone, network = backbone_settings(recipe_name)
     recipe = assemble(
         recipe_name,
-        {key: value for key, value in flags.items() if value is not None},
-        assignments,
+        {key: value for key, value in flags.items() if value is not None} | backbone,
+        (*network, *assignments),
         out,
         resume,
         minutes=minutes,
@@ -197,8 +202,12 @@ def run_recipe(recipe: Recipe, folder: Path, *, resume: bool, force: bool, quiet
 
     progress = make_progress(quiet=quiet)
     note_busy_cores(recipe)
+    logs = mirrored(progress, folder)
     try:
-        return train(recipe, out=folder, resume=resume, force=force, observer=progress)
+        result = train(recipe, out=folder, resume=resume, force=force, observer=logs or progress)
+        if logs is not None:
+            logs.finish(result)
+        return result
     except KeyboardInterrupt:
         progress.close()
         if (folder / "state").is_dir():

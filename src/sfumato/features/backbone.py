@@ -76,6 +76,8 @@ class BackboneFeatures(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():  # a traced program has no loop over an unknown number of images
+            return self._rows(images)
         return torch.cat([self._rows(piece) for piece in images.split(_ROWS_AT_ONCE)])
 
     def _rows(self, images: Tensor) -> Tensor:

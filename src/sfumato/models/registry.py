@@ -12,6 +12,7 @@ from torch import nn
 from sfumato.errors import ConfigError, did_you_mean
 from sfumato.gradients.memory import free_memory
 from sfumato.models import (
+    backbones,
     densenet,
     efficientnet,
     efficientnet_lite,
@@ -56,11 +57,13 @@ def find_variant(name: str) -> Variant:
     """The row of the table for this name; ``wrn_DEPTH_WIDTH`` is understood for other sizes too.
 
     Heads on fixed features ("patches", "scatter", …) are found too; ``list_feature_heads`` lists them apart,
-    since they are no networks to train whole, and belong to recipes with [features].
+    since they are no networks to train whole, and belong to recipes with [features]. So are the networks of
+    other libraries ("backbone", "backbone_features"), which are listed there.
     """
-    variant = VARIANTS.get(name) or wrn.variant_of(name) or fixed_features.VARIANTS.get(name)
+    further = {**fixed_features.VARIANTS, **backbones.VARIANTS}
+    variant = VARIANTS.get(name) or wrn.variant_of(name) or further.get(name)
     if variant is None:
-        known = (*VARIANTS, *fixed_features.VARIANTS)
+        known = (*VARIANTS, *further)
         raise ConfigError(
             "unknown-model",
             f"{name[:80]!r} is not a model. {did_you_mean(name[:80], known)}".rstrip(),

@@ -77,6 +77,10 @@ class ModelSettings:
     name: str = setting("resnet9", "one of `sfumato models list`")
     weights: str | None = setting(None, "begin with these: a run, a release or a .safetensors file of ours")
     weights_are_public: bool = setting(False, "none of the private images went into the weights")
+    weights_sha256: str | None = setting(None, "of a backbone's file: it must have this checksum")
+    weights_licence: str | None = setting(
+        None, "of a backbone's weights, if neither library nor card says it"
+    )
     trained: Literal["all", "last", "norms-and-biases", "first-and-last"] = setting(
         "all", "the layers that are trained; the others stay as they are"
     )

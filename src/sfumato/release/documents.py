@@ -95,12 +95,22 @@ class PrivacyEvent(GaussianEvent):
     shape: NotRequired[NonNegative | Literal["poisson"]]
 
 
+class BackboneDocument(TypedDict):
+    """The public network that training began with."""
+
+    network: str
+    file: str
+    sha256: str
+    licence: str
+
+
 class Origin(TypedDict):
     """The data behind the weights that training began with."""
 
     data: str | None
     public: bool
     unprotected: list[str]
+    backbone: NotRequired[BackboneDocument]
 
 
 class Filing(TypedDict):

@@ -20,6 +20,7 @@ from sfumato.errors import ConfigError
 from sfumato.features.cache import OnProgress, checksum, features_of, not_writable
 from sfumato.files import cache_home, put, workspace
 from sfumato.models import find_variant, list_feature_heads
+from sfumato.models.backbones import FEATURES
 from sfumato.models.fixed_features import FeatureClassifier, FixedFeatures
 from sfumato.run.planning import delta_of
 from sfumato.training.fixed_rows import ROWS_AT_ONCE, FeatureViews
@@ -45,7 +46,7 @@ class FittedExtractor(Protocol):
 def with_feature_settings(recipe: Recipe, train: ImageSet, *, num_units: int) -> Recipe:
     """The recipe with what its images and its budget determine; unchanged if it has no [features]."""
     if recipe.features is None:
-        if recipe.model.name in list_feature_heads():
+        if recipe.model.name in (*list_feature_heads(), FEATURES):
             raise ConfigError(
                 "no-features-section",
                 f"the recipe has no [features] section, but the features of {recipe.model.name} are fixed.",

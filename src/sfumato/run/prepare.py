@@ -29,6 +29,7 @@ from sfumato.privacy.plan import Plan
 from sfumato.privacy.sampling_schemes import Batches
 from sfumato.randomness import RandomSource, SecureSource, SeededSource
 from sfumato.recipes.recipe import Recipe
+from sfumato.run.backbones import with_backbone
 from sfumato.run.canaries import check_room
 from sfumato.run.decision import declared_prior, first_decision
 from sfumato.run.devices import choose_device, fitting_rows
@@ -188,6 +189,7 @@ def prepare(
     ``pretrained`` is the finished first stage of a recipe with [pretraining]. ``observer`` is told how far
     the computation of features is.
     """
+    recipe = recipe if model is not None else with_backbone(recipe)
     splits = data if data is not None else load_splits(recipe.data)
     resolved, checkpoint = resolve(
         recipe, splits, model=model, force=force, pretrained=pretrained, components=components
@@ -275,7 +277,8 @@ def build_network(
     """The network before the first step: options, first weights, trained parts, fixed features."""
     network = model if model is not None else initial_model(recipe.model, train, source)
     if checkpoint is not None:
-        start_from(network, checkpoint, train, observer)
+        recorded = str(recipe.model.options.get("recorded", ""))
+        start_from(network, checkpoint, train, observer, recorded=recorded)
     choose_trained(network, recipe.model.trained)
     network = network.to(device)
     if observer is None:
@@ -287,11 +290,16 @@ def build_network(
 
 
 def start_from(
-    network: nn.Module, checkpoint: Checkpoint, train: ImageSet, observer: ProgressObserver | None
+    network: nn.Module,
+    checkpoint: Checkpoint,
+    train: ImageSet,
+    observer: ProgressObserver | None,
+    *,
+    recorded: str = "",
 ) -> None:
     """Put the checkpoint's weights into the network, in place; says so if the last layer is new."""
-    new_head = transfer_weights(network, checkpoint, classes=train.classes)
-    if new_head and observer is not None:
+    new_head = transfer_weights(network, checkpoint, classes=train.classes, recorded=recorded)
+    if new_head and observer is not None and checkpoint.backbone is None:
         observer.noted(f"The last layer is new: {checkpoint.path} was trained for other classes.")
 
 

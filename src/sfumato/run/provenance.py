@@ -17,13 +17,15 @@ from sfumato.data import KNOWN_SETS, DataSplits, ImageSet, normalisation_for
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ledger.ledger import Ledger
 from sfumato.models import find_variant
+from sfumato.models.backbones import is_backbone
 from sfumato.recipes.recipe import ModelSettings, PretrainingSettings, PrivacySettings, Recipe
 from sfumato.release.documents import Config, ModelDescription, Origin, Privacy
 from sfumato.release.release import FORMAT
 from sfumato.run.ancestry import FROM_IMAGENET, UNNAMED, Ancestor
+from sfumato.run.backbones import BackboneRecord
 from sfumato.run.networks import zoo_network
 from sfumato.run.pretraining import check_public_data, check_same_stage, stage_recipe
-from sfumato.run.weights import Checkpoint, read_checkpoint, saw_these_images
+from sfumato.run.weights import Checkpoint, begin_with, read_checkpoint, saw_these_images
 
 Constants = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of pixels, per channel
 
@@ -38,6 +40,7 @@ class Provenance:
     fingerprint: str | None = None
     ancestors: tuple[Ancestor, ...] = ()  # all data behind the weights that no guarantee covers
     constants: Constants | None = None  # how images were normalised for these weights
+    backbone: BackboneRecord | None = None
     uncounted_search: bool = False  # the settings of private weights were chosen at a cost they left out
 
     @property
@@ -49,6 +52,12 @@ class Provenance:
     def text(self) -> str:
         """For the statement and the model card."""
         origin = "weights" if self.data is None else f"weights trained on {self.data}"
+        if self.backbone is not None:
+            return (
+                f"Training began with {self.backbone.text}. Whoever trained this model declares that none of "
+                "the private images were among those that the backbone was trained on; the guarantee covers "
+                "none of these."
+            )
         if self.public:
             return (
                 f"Training began with {origin}, which are taken to be public: the guarantee covers none of "
@@ -88,8 +97,15 @@ def find_provenance(
                 "[pretraining].",
             )
         return _after_pretraining(recipe, pretraining, splits, path)
+    if path is None and is_backbone(settings.name) and not custom_model:
+        raise ConfigError(
+            "no-backbone-weights",
+            f"{settings.name} has no weights to begin with.",
+            why="Nothing is downloaded, and random features are of no use.",
+            fix="Give the file: --backbone-weights FILE.safetensors",
+        )
     if path is not None:
-        checkpoint = read_checkpoint(path)
+        checkpoint = begin_with(path, settings)
         return checkpoint, assess(checkpoint, settings=settings, privacy=recipe.privacy, train=splits.train)
     if custom_model:
         return None, None
@@ -181,6 +197,8 @@ def normalisation(network: nn.Module | None, train: ImageSet, provenance: Proven
             return mean, std
     expected = getattr(network, "preprocessing", None)
     if provenance is not None and expected is not None:
+        if channels == 1:  # of a grey image every channel is the same
+            return (sum(expected.mean) / len(expected.mean),), (sum(expected.std) / len(expected.std),)
         return expected.mean[:channels], expected.std[:channels]
     return normalisation_for(train.name, channels)
 
@@ -210,6 +228,7 @@ def assess(
         public=True,
         fingerprint=checkpoint.fingerprint,
         ancestors=checkpoint.ancestors if counted else (*checkpoint.ancestors, training_data),
+        backbone=checkpoint.backbone,
         constants=None if config is None else (tuple(config["mean"]), tuple(config["std"])),
     )
     if not privacy.enabled:
@@ -217,6 +236,10 @@ def assess(
     if train.name in [ancestor.data for ancestor in checkpoint.ancestors]:
         raise saw_these_images(f"{checkpoint.path} began with weights trained on {train.name}, unprotected")
     if declared:
+        if checkpoint.backbone is not None and train.name in FROM_IMAGENET:
+            raise saw_these_images(
+                f"the images of {train.name} are of ImageNet, as those behind most public backbones"
+            )
         same_name = checkpoint.data == train.name and train.name in KNOWN_SETS
         if checkpoint.fingerprint == train.fingerprint or same_name:
             raise saw_these_images(f"{checkpoint.path} was trained on {train.name}, the private images")
@@ -278,6 +301,14 @@ def check_ancestors(provenance: Provenance | None, train: ImageSet, ledger: Ledg
 
 def _unprotected(checkpoint: Checkpoint) -> PrivacyError:
     privacy = checkpoint.privacy
+    if checkpoint.backbone is not None:
+        return PrivacyError(
+            "unprotected-weights",
+            f"nobody has declared which images {checkpoint.path.name} was trained on.",
+            why="Were any of your images in its training data? If so, or if nobody knows, ε would not cover "
+            "what its weights remember of them.",
+            fix="If none were: --backbone-provenance public. If not, take another backbone.",
+        )
     if privacy is None:
         what = "is a bare file: nothing says how it was trained"
     elif privacy["epsilon"] is None:

@@ -120,7 +120,9 @@ def stated_privacy(prepared: Prepared, *, num_steps: int, history: History) -> d
         privacy["releases"] = [asdict(release) for release in private_releases(prepared.recipe)]
     if provenance is not None:
         sentences.append(provenance.text)
-        origin = {"data": provenance.data, "public": provenance.public}
+        origin: dict[str, object] = {"data": provenance.data, "public": provenance.public}
+        if provenance.backbone is not None:
+            origin["backbone"] = provenance.backbone.as_dict()
         privacy["weights_from"] = {**origin, "unprotected": list(provenance.unprotected)}
     if plan is not None:
         if prepared.resolved.custom_model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 from sfumato.errors import ModelError, PrivacyError
 from sfumato.ledger.receipt import read_receipt
+from sfumato.models.backbones import is_backbone, load_trunk
+from sfumato.recipes.recipe import ModelSettings
 from sfumato.release.documents import Config, Privacy
-from sfumato.release.release import CONFIG, WEIGHTS, find_release, read_release
+from sfumato.release.release import CONFIG, PRIVACY, WEIGHTS, find_release, read_release
 from sfumato.run.ancestry import Ancestor, read_ancestry
+from sfumato.run.backbones import BackboneRecord, read_backbone
 from sfumato.training.finetuning import last_layer, renew_head
 
 
@@ -28,6 +31,7 @@ class Checkpoint:
     privacy: Privacy | None = None
     fingerprint: str | None = None  # of its training images, if its run folder is there
     ancestors: tuple[Ancestor, ...] = ()  # unprotected data behind the weights that its training started from
+    backbone: BackboneRecord | None = None  # of another library
 
     @property
     def guarantee(self) -> Privacy | None:
@@ -86,12 +90,31 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     )
 
 
-def transfer_weights(model: nn.Module, checkpoint: Checkpoint, *, classes: tuple[str, ...]) -> bool:
+def begin_with(path: str | Path, settings: ModelSettings) -> Checkpoint:
+    """The weights that a model with these settings begins with: a backbone's file, or trained by us."""
+    path = Path(path).expanduser()
+    if not is_backbone(settings.name) or path.is_dir() or _is_ours(path):
+        return read_checkpoint(path)
+    weights, record = read_backbone(replace(settings, weights=str(path)))
+    return Checkpoint(path=path, weights=weights, backbone=record)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file of weights lies in a release: a folder of others may have a config.json too."""
+    return path.name == WEIGHTS and (path.parent / PRIVACY).is_file()
+
+
+def transfer_weights(
+    model: nn.Module, checkpoint: Checkpoint, *, classes: tuple[str, ...], recorded: str = ""
+) -> bool:
     """Put the weights into ``model``, in place; returns whether the last layer is new.
 
-    The last layer is transferred if the classes are the same, and starts at zero if they are not. All other
-    names and shapes must be equal.
+    ``recorded`` is the option of that name of a backbone. The last layer is transferred if the classes are
+    the same, and starts at zero if they are not. All other names and shapes must be equal.
     """
+    if checkpoint.backbone is not None:
+        load_trunk(model, checkpoint.weights, network=checkpoint.backbone.network, recorded=recorded)
+        return True
     current, given = model.state_dict(), checkpoint.weights
     differences = {name: _difference(name, current, given) for name in sorted({*current, *given})}
     head = {name for name in differences if name.startswith(f"{last_layer(model)}.")}

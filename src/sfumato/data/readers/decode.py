@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import warnings
@@ -30,6 +31,13 @@ _GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16L", "I;16B", "I;16N")
 _CHUNK = 1024
 
 
+class Upload(io.BytesIO):
+    """An image file in memory, which has no name and is never stored."""
+
+    def __str__(self) -> str:
+        return "the image"
+
+
 @dataclass(frozen=True)
 class Header:
     """What a file says about itself before any pixel is decoded."""
@@ -39,14 +47,14 @@ class Header:
     grey: bool
 
 
-def read_headers(paths: Sequence[Path]) -> list[Header]:
+def read_headers(paths: Sequence[Path | Upload]) -> list[Header]:
     """Headers of all files; a file that is no image, or too large to decode, is named and refused."""
     with _strict_pillow(), ThreadPoolExecutor(num_threads()) as pool:
         return list(pool.map(_read_header, paths))
 
 
 def decode_files(
-    paths: Sequence[Path],
+    paths: Sequence[Path | Upload],
     *,
     image_size: int,
     channels: int,
@@ -58,7 +66,7 @@ def decode_files(
     A corrupt or truncated file is named and refused; nothing is skipped.
     """
 
-    def one(path: Path) -> tuple[np.ndarray, int]:
+    def one(path: Path | Upload) -> tuple[np.ndarray, int]:
         image = _decode(path)
         resized = _fit(image, image_size, channels, fit)
         pixels = np.asarray(resized)
@@ -78,13 +86,13 @@ def decode_files(
             yield images, ids
 
 
-def decode_image(path: Path, *, image_size: int, channels: int, fit: Fit = "crop") -> np.ndarray:
-    """One file as uint8 (C, S, S), exactly as ``load_data`` would decode it."""
+def decode_image(path: Path | Upload, *, image_size: int, channels: int, fit: Fit = "crop") -> np.ndarray:
+    """One file, on the disk or in memory, as uint8 (C, S, S), exactly as ``load_data`` would decode it."""
     read_headers([path])
     return next(decode_files([path], image_size=image_size, channels=channels, fit=fit))[0][0]
 
 
-def _read_header(path: Path) -> Header:
+def _read_header(path: Path | Upload) -> Header:
     with _opened(path) as image:
         width, height = image.size
         num_frames = getattr(image, "n_frames", 1)
@@ -99,10 +107,11 @@ def _read_header(path: Path) -> Header:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(path: Path | Upload) -> Iterator[Image.Image]:
     """The file, opened lazily; every way in which it can be bad becomes one coded error."""
     try:
-        check_plain(path)
+        if isinstance(path, Path):
+            check_plain(path)
         with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError(f"({image.width * image.height} pixels)")
@@ -132,7 +141,7 @@ def _claimed_pixels(error: Exception) -> str:
     return f"{int(match[1]):,}" if match else "too many"
 
 
-def _corrupt(path: Path, reason: str) -> DataError:
+def _corrupt(path: Path | Upload, reason: str) -> DataError:
     return DataError(
         "corrupt-image",
         f"{path}: {reason}.",
@@ -141,14 +150,14 @@ def _corrupt(path: Path, reason: str) -> DataError:
     )
 
 
-def _decode(path: Path) -> Image.Image:
+def _decode(path: Path | Upload) -> Image.Image:
     """The whole picture upright, as mode L or RGB with 8 bits."""
     with _opened(path) as image:
         image.load()
         return _eight_bit(ImageOps.exif_transpose(image), path)
 
 
-def _eight_bit(image: Image.Image, path: Path) -> Image.Image:
+def _eight_bit(image: Image.Image, path: Path | Upload) -> Image.Image:
     mode = image.mode
     if mode in ("L", "RGB"):
         return image
@@ -174,7 +183,7 @@ def _eight_bit(image: Image.Image, path: Path) -> Image.Image:
     return image
 
 
-def _unsupported(path: Path, what: str) -> DataError:
+def _unsupported(path: Path | Upload, what: str) -> DataError:
     return DataError(
         "unsupported-pixels",
         f"{path}: holds {what}.",

@@ -1,0 +1,20 @@
+# Sfumato for the CPU: docker build -t sfumato . && docker run --rm sfumato demo
+#
+#   docker run --rm --network none -v "$PWD/xrays:/data:ro" -v "$PWD/work:/work" sfumato train /data --epsilon 3
+#
+# /work holds runs/ and the ledger: mount it, or both are gone with the container. The compiler stays in the first stage.
+FROM python:3.12-slim AS build
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+COPY . /source
+RUN python -m venv /opt/sfumato \
+ && /opt/sfumato/bin/pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu "/source[serve,export]"
+
+FROM python:3.12-slim
+RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/* \
+ && useradd --create-home sfumato && mkdir /work && chown sfumato /work
+COPY --from=build /opt/sfumato /opt/sfumato
+ENV PATH=/opt/sfumato/bin:$PATH SFUMATO_LEDGER=/work/ledger.sqlite SFUMATO_CACHE=/work/cache
+USER sfumato
+WORKDIR /work
+ENTRYPOINT ["sfumato"]
+CMD ["--help"]
