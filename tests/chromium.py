@@ -86,9 +86,13 @@ def browser(folder: Path) -> Iterator[Page]:
     process = subprocess.Popen(
         [program, *flags, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+    page = None
     try:
-        yield Page(_address(folder, process))
+        page = Page(_address(folder, process))
+        yield page
     finally:
+        if page is not None:
+            page.socket.close()
         process.terminate()
         try:
             process.wait(10)

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 import sfumato
 from sfumato.cli import main
 from sfumato.errors import ModelError
 from sfumato.release import export as export_module
+from sfumato.release.decompositions import adaptive_max_pool, resized
 from sfumato.release.export import export
 from small_releases import CLASSES, small_release
 
@@ -68,7 +70,7 @@ def test_a_program_of_torch_gives_equal_outputs_and_states_its_guarantee(release
 
 
 def test_fixed_features_of_a_public_network_are_exported_whole(tmp_path):
-    pytest.importorskip("onnxruntime")
+    runtime = pytest.importorskip("onnxruntime")
     folder = small_release(
         tmp_path / "release",
         name="efficientnet_lite0_features",
@@ -76,7 +78,29 @@ def test_fixed_features_of_a_public_network_are_exported_whole(tmp_path):
         input_size=32,
         pretrained=False,
     )
+    config = json.loads((folder / "config.json").read_text())
+    config["decision"] = {"shift": [0.5, -0.5, 0.2], "temperature": 2.0, "threshold": 0.5, "positive": 1}
+    (folder / "config.json").write_text(json.dumps(config))
     assert export(sfumato.load(folder), tmp_path / "model.onnx", to="onnx") <= 1e-4
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
+    logits = session.run(["logits"], {"images": IMAGES.numpy()})[0]
+    assert np.abs(logits - sfumato.load(folder).logits(IMAGES).numpy()).max() < 1e-4
+
+
+@pytest.mark.parametrize(("size_in", "size_out"), [(12, 32), (64, 24), (7, 7), (33, 32)])
+def test_resizing_as_matrix_products_is_torchs(size_in, size_out):
+    images = torch.rand(2, 3, size_in, size_in, generator=torch.Generator().manual_seed(0))
+    size = (size_out, size_out)
+    expected = F.interpolate(images, size=size, mode="bicubic", align_corners=False, antialias=True)
+    torch.testing.assert_close(resized(images, size, False), expected, atol=1e-5, rtol=0)
+    without = F.interpolate(images, size=size, mode="bicubic", align_corners=False)
+    assert size_in == size_out or not torch.allclose(without, expected, atol=1e-3)  # the control
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_adaptive_pooling_in_parts_is_torchs(size):
+    maps = torch.randn(2, 3, 7, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(adaptive_max_pool(maps, (size, 2))[0], F.adaptive_max_pool2d(maps, (size, 2)))
 
 
 def test_a_file_that_computes_something_else_is_not_left_behind(release, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ PRIVATE = {"loss", "median_norm", "clipped_share", "units_per_second"}
 def own_place(tmp_path, monkeypatch):
     monkeypatch.setenv("SFUMATO_LEDGER", str(tmp_path / "ledger.sqlite"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     monkeypatch.chdir(tmp_path)
 
 

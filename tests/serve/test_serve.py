@@ -41,7 +41,7 @@ def server(release, tmp_path_factory):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=surroundings)
     try:
         line = process.stdout.readline()
-        yield int(re.search(r"http://127.0.0.1:(\d+)/", line)[1]), folder
+        yield int(re.search(r"http://[^:]+:(\d+)/", line)[1]), folder
     finally:
         process.terminate()
         process.wait(20)
@@ -154,7 +154,11 @@ def test_a_browser_shows_what_a_dropped_image_is_taken_for(server, release, pict
         own = (f"http://127.0.0.1:{port}/", "blob:", "data:", "about:", "file:")
         assert [url for url in page.requested if not url.startswith(own)] == []
         assert any(url.endswith("/classify") for url in page.requested)  # the control: requests were seen
-        assert not any("Content Security Policy" in text for text in page.complaints)
+        assert [text for text in page.complaints if "Content Security Policy" in text] == []
+        if os.environ.get("SFUMATO_SCREENSHOT"):  # for whoever wants to look at the page
+            page.drop(picture, "#zone")
+            page.wait("!document.querySelector('#answer').hidden")
+            page.screenshot(Path(os.environ["SFUMATO_SCREENSHOT"]))
 
 
 def test_names_of_classes_are_shown_as_text(release):
@@ -167,10 +171,8 @@ def test_names_of_classes_are_shown_as_text(release):
 
 
 def test_a_taken_port_and_a_missing_package_are_explained(release, monkeypatch):
-    with bind(0) as first:
-        first.listen()
-        with pytest.raises(RunError) as caught:
-            bind(first.getsockname()[1])
+    with bind(0) as first, pytest.raises(RunError) as caught:
+        bind(first.getsockname()[1])
     assert caught.value.code == "port-taken"
     monkeypatch.setitem(sys.modules, "fastapi", None)
     with pytest.raises(ConfigError) as caught:

@@ -215,7 +215,11 @@ def load_weights(trunk: nn.Module, weights: Mapping[str, Tensor]) -> tuple[nn.Mo
 
 def _load_as_transformers(trunk: TokenTrunk, weights: Mapping[str, Tensor]) -> tuple[nn.Module, list[str]]:
     """By the library's own loader, which knows how names in older files have changed."""
+    from transformers.utils import logging
+
     kind: Any = type(trunk.net)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it reports the last layer, which is not wanted here
     try:
         net, info = kind.from_pretrained(
             None,
@@ -226,6 +230,8 @@ def _load_as_transformers(trunk: TokenTrunk, weights: Mapping[str, Tensor]) -> t
         )
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         return trunk, [str(error)[:200]]
+    finally:
+        logging.set_verbosity(verbosity)
     missing = [f"no {name}" for name in sorted(info["missing_keys"]) if not name.startswith("pooler.")]
     other = [f"another shape of {entry[0]}" for entry in info.get("mismatched_keys", ())]
     return TokenTrunk(net.to(torch.get_default_dtype())), missing + other

@@ -1,7 +1,7 @@
 """A release as one file for other programs: ONNX, or a program of ``torch.export``; its statement is inside.
 
 The file takes uint8 images (N, C, S, S) and gives logits and probabilities: normalisation is inside. How
-files become such images (crop, pad or stretch to S pixels) is in ``sfumato.config``.
+files become such images (crop, pad or stretch to S pixels) is in ``sfumato.config``, and so is a threshold.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sfumato.errors import ModelError
 from sfumato.files import replacing
 from sfumato.release.card import headline
+from sfumato.release.decompositions import DECOMPOSITIONS
 from sfumato.release.release import ReleasedModel
 
 if TYPE_CHECKING:
@@ -45,13 +46,14 @@ class ExportedClassifier(nn.Module):
         for module in self.model.modules():
             if getattr(module, "low_precision", False):
                 setattr(module, "low_precision", False)  # noqa: B010  # other programs round bfloat16 otherwise
+        self.decision = released.decision
         channels = released.config["channels"]
         for name in ("mean", "std"):
             values = torch.tensor(released.config[name], dtype=torch.float32)
             self.register_buffer(name, values.expand(channels).reshape(1, channels, 1, 1).clone())
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.model((images.float() / 255.0 - self.mean) / self.std)
+        logits = self.decision.correct(self.model((images.float() / 255.0 - self.mean) / self.std))
         return logits, logits.softmax(1)
 
 
@@ -151,7 +153,7 @@ def _write_onnx(classifier: nn.Module, images: Tensor, path: Path, said: dict[st
     for name in ("onnx", "onnxscript", "onnxruntime"):
         _package(name)
     made = torch.onnx.export(
-        _program(classifier, images),
+        _program(classifier, images).run_decompositions(DECOMPOSITIONS),
         input_names=["images"],
         output_names=list(_OUTPUTS),
         dynamo=True,

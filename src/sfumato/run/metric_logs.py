@@ -177,6 +177,8 @@ class MlflowLog:
 
         self.folder = folder.path
         self.place = os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").resolve().as_uri()
+        if self.place.startswith("file:"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # new versions want to be asked
         self.live = self.place.startswith(("file:", "sqlite:")) or "://" not in self.place
         self.client: MlflowClient = MlflowClient(tracking_uri=self.place)
         self.run_id = ""

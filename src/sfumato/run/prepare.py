@@ -277,8 +277,7 @@ def build_network(
     """The network before the first step: options, first weights, trained parts, fixed features."""
     network = model if model is not None else initial_model(recipe.model, train, source)
     if checkpoint is not None:
-        recorded = str(recipe.model.options.get("recorded", ""))
-        start_from(network, checkpoint, train, observer, recorded=recorded)
+        start_from(network, checkpoint, train, observer)
     choose_trained(network, recipe.model.trained)
     network = network.to(device)
     if observer is None:
@@ -290,15 +289,10 @@ def build_network(
 
 
 def start_from(
-    network: nn.Module,
-    checkpoint: Checkpoint,
-    train: ImageSet,
-    observer: ProgressObserver | None,
-    *,
-    recorded: str = "",
+    network: nn.Module, checkpoint: Checkpoint, train: ImageSet, observer: ProgressObserver | None
 ) -> None:
     """Put the checkpoint's weights into the network, in place; says so if the last layer is new."""
-    new_head = transfer_weights(network, checkpoint, classes=train.classes, recorded=recorded)
+    new_head = transfer_weights(network, checkpoint, classes=train.classes)
     if new_head and observer is not None and checkpoint.backbone is None:
         observer.noted(f"The last layer is new: {checkpoint.path} was trained for other classes.")
 

@@ -41,6 +41,7 @@ class Provenance:
     ancestors: tuple[Ancestor, ...] = ()  # all data behind the weights that no guarantee covers
     constants: Constants | None = None  # how images were normalised for these weights
     backbone: BackboneRecord | None = None
+    declared: bool = True  # that none of the private images were behind the backbone
     uncounted_search: bool = False  # the settings of private weights were chosen at a cost they left out
 
     @property
@@ -53,6 +54,10 @@ class Provenance:
         """For the statement and the model card."""
         origin = "weights" if self.data is None else f"weights trained on {self.data}"
         if self.backbone is not None:
+            if not self.declared:
+                return (
+                    f"Training began with {self.backbone.text}. Nobody declared which images are behind it."
+                )
             return (
                 f"Training began with {self.backbone.text}. Whoever trained this model declares that none of "
                 "the private images were among those that the backbone was trained on; the guarantee covers "
@@ -229,6 +234,7 @@ def assess(
         fingerprint=checkpoint.fingerprint,
         ancestors=checkpoint.ancestors if counted else (*checkpoint.ancestors, training_data),
         backbone=checkpoint.backbone,
+        declared=declared,
         constants=None if config is None else (tuple(config["mean"]), tuple(config["std"])),
     )
     if not privacy.enabled:

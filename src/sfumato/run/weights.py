@@ -32,6 +32,7 @@ class Checkpoint:
     fingerprint: str | None = None  # of its training images, if its run folder is there
     ancestors: tuple[Ancestor, ...] = ()  # unprotected data behind the weights that its training started from
     backbone: BackboneRecord | None = None  # of another library
+    recorded: str = ""  # its model's option of that name
 
     @property
     def guarantee(self) -> Privacy | None:
@@ -96,7 +97,8 @@ def begin_with(path: str | Path, settings: ModelSettings) -> Checkpoint:
     if not is_backbone(settings.name) or path.is_dir() or _is_ours(path):
         return read_checkpoint(path)
     weights, record = read_backbone(replace(settings, weights=str(path)))
-    return Checkpoint(path=path, weights=weights, backbone=record)
+    recorded = str(settings.options.get("recorded", ""))
+    return Checkpoint(path=path, weights=weights, backbone=record, recorded=recorded)
 
 
 def _is_ours(path: Path) -> bool:
@@ -104,16 +106,15 @@ def _is_ours(path: Path) -> bool:
     return path.name == WEIGHTS and (path.parent / PRIVACY).is_file()
 
 
-def transfer_weights(
-    model: nn.Module, checkpoint: Checkpoint, *, classes: tuple[str, ...], recorded: str = ""
-) -> bool:
+def transfer_weights(model: nn.Module, checkpoint: Checkpoint, *, classes: tuple[str, ...]) -> bool:
     """Put the weights into ``model``, in place; returns whether the last layer is new.
 
-    ``recorded`` is the option of that name of a backbone. The last layer is transferred if the classes are
-    the same, and starts at zero if they are not. All other names and shapes must be equal.
+    The last layer is transferred if the classes are the same, and starts at zero if they are not. All other
+    names and shapes must be equal.
     """
     if checkpoint.backbone is not None:
-        load_trunk(model, checkpoint.weights, network=checkpoint.backbone.network, recorded=recorded)
+        network, recorded = checkpoint.backbone.network, checkpoint.recorded
+        load_trunk(model, checkpoint.weights, network=network, recorded=recorded)
         return True
     current, given = model.state_dict(), checkpoint.weights
     differences = {name: _difference(name, current, given) for name in sorted({*current, *given})}

@@ -27,8 +27,8 @@ MAX_BYTES = 20 * 2**20
 _SHOWN = 10  # classes in an answer
 _OWN_NAMES = ("127.0.0.1", "localhost")
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -133,6 +133,7 @@ def bind(port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((HOST, port))
+        listening.listen()  # from now on whoever asks is answered, as soon as the server has started
     except (OSError, OverflowError) as error:
         listening.close()
         raise RunError(
