@@ -20,11 +20,12 @@ def command(run: Path, port: int) -> None:
     """Try a finished RUN or a release folder on images, in a page that only this machine can open."""
     from sfumato.release.card import headline
     from sfumato.release.release import load
-    from sfumato.serve.app import HOST, bind, run_server
+    from sfumato.serve.app import HOST, bind, create_app, run_server
 
     released = load(run)
+    app = create_app(released)
     with bind(port) as listening:
         click.echo(f"http://{HOST}:{listening.getsockname()[1]}/   (this machine only; Ctrl-C ends it)")
         if not released.privacy["releasable"]:
             click.secho(headline(released.privacy), fg="red", err=True)
-        run_server(released, listening)
+        run_server(app, listening)

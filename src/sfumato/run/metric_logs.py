@@ -11,7 +11,8 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -42,6 +43,9 @@ class MetricLog(Protocol):
 
     live: bool  # False: only when the run has ended, since whoever is there could take the time of steps
 
+    def reach(self) -> None:
+        """Raises if the place cannot be reached, before anything is spent."""
+
     def begin(self, prepared: Prepared) -> None:
         """Public settings of the run."""
 
@@ -69,6 +73,8 @@ def open_logs(names: Sequence[str], folder: RunFolder) -> list[MetricLog]:
                 fix=f"pip install 'sfumato[{name}]'",
             ) from error
         found.append(TensorBoardLog(folder) if name == "tensorboard" else MlflowLog(folder))
+    for log in found:
+        log.reach()
     return found
 
 
@@ -149,6 +155,9 @@ class TensorBoardLog:
         self.folder = folder.path / "tensorboard"
         self.writer: SummaryWriter | None = None
 
+    def reach(self) -> None:
+        """It is a folder of the run."""
+
     def begin(self, prepared: Prepared) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -184,13 +193,23 @@ class MlflowLog:
         self.run_id = ""
         self.last_step: dict[str, int] = {}  # of each metric, as the store has it
 
+    def reach(self) -> None:
+        with self._answering():
+            self.client.get_experiment_by_name("sfumato")
+
     def begin(self, prepared: Prepared) -> None:
-        try:
+        with self._answering():
             self._open(prepared)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:  # stores answer with errors of their own, of HTTP, of SQL
             raise RunError(
                 "log-not-reached",
-                f"MLflow at {self.place} does not take the run: {str(error)[:300]}",
+                f"MLflow at {self.place} does not answer: {str(error)[:300]}",
+                why="The run itself is not harmed: what it has saved is in its folder.",
                 fix="Set MLFLOW_TRACKING_URI to a store that can be reached, or leave out --log mlflow.",
             ) from error
 
@@ -213,15 +232,21 @@ class MlflowLog:
         self.client.log_param(self.run_id, "model", prepared.recipe.model.name)
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            if step > self.last_step.get(name, -1):
-                self.client.log_metric(self.run_id, name, value, timestamp=1000 * step, step=step)
+        with self._answering():
+            for name, value in values.items():
+                if step > self.last_step.get(name, -1):
+                    self.client.log_metric(self.run_id, name, value, timestamp=1000 * step, step=step)
 
     def end(self, result: RunResult) -> None:
-        self.client.set_tag(self.run_id, "releasable", str(result.privacy["releasable"]).lower())
-        self.client.set_tag(self.run_id, "guarantee", headline(result.privacy))
-        self.client.set_tag(self.run_id, "statement", str(result.privacy["statement"])[:_TAG_LENGTH])
-        self.client.set_terminated(self.run_id)
+        tags = {
+            "releasable": str(result.privacy["releasable"]).lower(),
+            "guarantee": headline(result.privacy),
+            "statement": str(result.privacy["statement"])[:_TAG_LENGTH],
+        }
+        with self._answering():
+            for key, value in tags.items():
+                self.client.set_tag(self.run_id, key, value)
+            self.client.set_terminated(self.run_id)
 
 
 def _guarantee(result: RunResult) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import nn
@@ -203,7 +204,7 @@ def normalisation(network: nn.Module | None, train: ImageSet, provenance: Proven
     expected = getattr(network, "preprocessing", None)
     if provenance is not None and expected is not None:
         if channels == 1:  # of a grey image every channel is the same
-            return (sum(expected.mean) / len(expected.mean),), (sum(expected.std) / len(expected.std),)
+            return (fmean(expected.mean),), (fmean(expected.std),)
         return expected.mean[:channels], expected.std[:channels]
     return normalisation_for(train.name, channels)
 

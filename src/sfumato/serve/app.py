@@ -55,14 +55,10 @@ def classify_bytes(released: ReleasedModel, content: bytes) -> dict[str, Any]:
 
 def create_app(released: ReleasedModel) -> Any:
     """The FastAPI application for one released model."""
-    try:
-        fastapi, threads = (
-            importlib.import_module("fastapi"),
-            importlib.import_module("starlette.concurrency"),
-        )
-    except ImportError as error:
-        raise not_installed(error) from error
-    responses = importlib.import_module("fastapi.responses")
+    fastapi, responses, threads = (
+        _package(name) for name in ("fastapi", "fastapi.responses", "starlette.concurrency")
+    )
+    _package("uvicorn")  # which will run it
     # without the pages that document an interface: they fetch their scripts from elsewhere
     app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = _page(released)
@@ -144,24 +140,22 @@ def bind(port: int) -> socket.socket:
     return listening
 
 
-def run_server(released: ReleasedModel, listening: socket.socket) -> None:
+def run_server(app: Any, listening: socket.socket) -> None:
     """Answer until interrupted; requests are not recorded."""
-    app = create_app(released)
-    try:
-        uvicorn = importlib.import_module("uvicorn")
-    except ImportError as error:
-        raise not_installed(error) from error
+    uvicorn = _package("uvicorn")
     settings = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
     uvicorn.Server(settings).run(sockets=[listening])
 
 
-def not_installed(error: ImportError) -> ConfigError:
-    """What to do where the packages of a server are missing."""
-    return ConfigError(
-        "serve-not-installed",
-        f"sfumato serve needs fastapi and uvicorn: {error}",
-        fix="pip install 'sfumato[serve]'",
-    )
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            "serve-not-installed",
+            f"sfumato serve needs fastapi and uvicorn: {error}",
+            fix="pip install 'sfumato[serve]'",
+        ) from error
 
 
 def _text(name: str) -> str:
