@@ -22,6 +22,7 @@ from sfumato.recipes.choices import AccountantName, LossName, MechanismName, Sch
 from sfumato.recipes.decision_settings import DecisionSettings, Shares
 from sfumato.recipes.families import member_index, member_table
 from sfumato.recipes.feature_settings import FeatureSettings
+from sfumato.recipes.model_settings import ModelSettings
 from sfumato.recipes.reference import ReferenceSettings
 from sfumato.recipes.settings import (
     AboveZero,
@@ -68,23 +69,6 @@ class DataSettings:
     class_counts: Literal["released"] | None = setting(
         None, "released: count them with noise, which epsilon pays for"
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSettings:
-    """[model]: the network, by its name in the zoo."""
-
-    name: str = setting("resnet9", "one of `sfumato models list`")
-    weights: str | None = setting(None, "begin with these: a run, a release or a .safetensors file of ours")
-    weights_are_public: bool = setting(False, "none of the private images went into the weights")
-    weights_sha256: str | None = setting(None, "of a backbone's file: it must have this checksum")
-    weights_licence: str | None = setting(
-        None, "of a backbone's weights, if neither library nor card says it"
-    )
-    trained: Literal["all", "last", "norms-and-biases", "first-and-last"] = setting(
-        "all", "the layers that are trained; the others stay as they are"
-    )
-    options: Mapping[str, Scalar] = options_table("options of the model's family, e.g. width")
 
 
 @dataclass(frozen=True, kw_only=True)

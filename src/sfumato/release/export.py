@@ -46,7 +46,7 @@ class ExportedClassifier(nn.Module):
         for module in self.model.modules():
             if getattr(module, "low_precision", False):
                 setattr(module, "low_precision", False)  # noqa: B010  # other programs round bfloat16 otherwise
-        self.decision = released.decision
+        self.decision, self.task = released.decision, released.task
         channels = released.config["channels"]
         for name in ("mean", "std"):
             values = torch.tensor(released.config[name], dtype=torch.float32)
@@ -54,7 +54,7 @@ class ExportedClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.decision.correct(self.model((images.float() / 255.0 - self.mean) / self.std))
-        return logits, logits.softmax(1)
+        return logits, logits.sigmoid() if self.task == "multi-label" else logits.softmax(1)
 
 
 def described(released: ReleasedModel) -> dict[str, str]:

@@ -24,7 +24,7 @@ from sfumato.release.run_folder import RunFolder
 from sfumato.run.monitor import Observer
 from sfumato.run.prepare import Prepared, ScoredSet
 from sfumato.run.publish import RunResult
-from sfumato.training.evaluation import Scores
+from sfumato.training.evaluation import AnyScores
 from sfumato.training.loop import StepRecord
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class MirroredMetrics:
     def stepped(self, record: StepRecord, epsilon: float | None) -> None:
         self.observer.stepped(record, epsilon)
 
-    def scored(self, step: int, scored: ScoredSet, scores: Scores) -> None:
+    def scored(self, step: int, scored: ScoredSet, scores: AnyScores) -> None:
         self.observer.scored(step, scored, scores)
         self.forward([log for log in self.logs if log.live])
 

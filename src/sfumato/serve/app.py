@@ -47,7 +47,7 @@ def classify_bytes(released: ReleasedModel, content: bytes) -> dict[str, Any]:
     prediction = released.predict(torch.from_numpy(pixels)[None])[0]
     named = ranked(prediction, released.classes, _SHOWN)
     return {
-        "label": prediction.label,
+        "label": prediction.label or "no finding",  # of several, an image may have none
         "probability": prediction.probability,
         "classes": [{"label": name, "probability": chance} for name, chance in named],
     }
