@@ -103,8 +103,8 @@ def reproduced(table: dict[str, Any]) -> str:
     small = f" Small form: {table['note']}" if table["note"] else ""
     parts = [
         f"### {table['paper'].partition(', ')[0]}: {table['title']}",
-        f"They conclude: {table['claim']}{small} {table['runs']} runs, {table['minutes']:.0f} minutes of one "
-        f"core in all: `{table['command']}`",
+        f"They conclude: {table['claim']}{small} {table['runs']} runs, {table['minutes']:.0f} minutes "
+        f"elapsed on a busy machine: `{table['command']}`",
         *([table["verdict"]] if table["verdict"] else []),
     ]
     lines = ["| accuracy, % | | theirs | ours (range, seeds) |", "|---|---|---|---|"]

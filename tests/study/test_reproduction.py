@@ -17,6 +17,7 @@ import torch
 from click.testing import CliRunner
 
 from sfumato.cli.reproduce import command
+from sfumato.cli.study_runs import sweep as sweep_command
 from sfumato.errors import ConfigError, DataError, RunError
 from sfumato.ledger.ledger import Ledger
 from sfumato.models import create_model
@@ -27,7 +28,8 @@ from sfumato.recipes.reference import ReferenceSettings
 from sfumato.run import prepare
 from sfumato.study import Condition, Reproduction, conditions_of, reproduction
 from sfumato.study.comparison import paired_difference, pairs_of, shared_draws, summary
-from sfumato.study.store import Store
+from sfumato.study.store import Result, Store, stored_settings
+from sfumato.study.sweep import sweep, swept_setting
 from sfumato.study.tables import table_text
 from small_runs import Watcher, small_recipe, small_splits
 
@@ -175,6 +177,80 @@ def test_results_alone_are_enough_to_go_on_from_on_another_machine(
     assert begun == [("one", 1), ("two", 1)]  # the first seed is not run again
     one = more.conditions[0]
     assert more.result(one, 0) == here.result(one, 0)
+
+
+def kept(store: Store, condition: Condition, seed: int, accuracy: float) -> None:
+    """A finished run in the store, as training would leave it."""
+    result = Result(
+        recipe=condition.recipe_name,
+        scale="mini",
+        seed=seed,
+        data="cifar10",
+        split="val",
+        num_examples=100,
+        scores={"accuracy": accuracy},
+        epsilon=8.0,
+        delta=1e-5,
+        noise_multiplier=1.0,
+        num_steps=3,
+        seconds=1.0,
+        hardware="",
+        version="",
+        settings=stored_settings(condition.recipe),
+    )
+    place = store.folder(condition, "mini", seed) / "result.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps(result))
+
+
+def test_a_sweep_is_the_means_of_its_conditions_in_order(tmp_path: Path) -> None:
+    conditions = conditions_of(load_family("de2022/figure2"), "mini")
+    for number, condition in enumerate(reversed(conditions)):
+        for seed in (0, 1, 2):
+            kept(Store(tmp_path), condition, seed, 0.5 - 0.1 * number + 0.01 * seed)
+    done = CliRunner().invoke(
+        sweep_command, ["de2022/figure2", "--runs", str(tmp_path), "--out", str(tmp_path / "out"), "--json"]
+    )
+    document = json.loads(done.output)
+    assert document["over"] == "training.batch_size"
+    points = document["points"]
+    assert [point["batch_size"] for point in points] == sorted(
+        c.recipe.training.batch_size for c in conditions
+    )
+    assert [point["accuracy"] for point in points] == pytest.approx([21.0, 31.0, 41.0, 51.0])
+    half = 4.302653 * 1.0 / 3**0.5  # Student's 97.5 % point at 2 degrees of freedom, deviation 1
+    assert points[0]["upper"] - points[0]["accuracy"] == pytest.approx(half, rel=1e-5)
+    assert (tmp_path / "out" / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_settings_that_differ_at_one_place_make_curves_of_their_own(tmp_path: Path) -> None:
+    family = load_family("de2022/figure7")
+    conditions = conditions_of(family, "mini")
+    for condition in conditions:
+        kept(Store(tmp_path), condition, 0, 0.3)
+    whole = Reproduction(family=family, scale="mini", conditions=conditions, seeds=[0], store=Store(tmp_path))
+    assert swept_setting(conditions) == "training.learning_rate"
+    points = sweep(whole, "training.learning_rate")
+    assert {point.curve for point in points} == {"batch size 128, steps 120", "batch size 512, steps 40"}
+    assert len(points) == len(conditions)
+    assert points[0].lower is None  # one run has no interval
+
+
+def test_a_sweep_over_nothing_or_of_nothing_is_refused(tmp_path: Path) -> None:
+    conditions = conditions_of(load_family("de2022/figure2"), "mini")
+    with pytest.raises(ConfigError, match=r"training\.batch_size") as caught:
+        swept_setting(conditions, "privacy.clip_norm")
+    assert caught.value.code == "nothing-swept"
+    empty = Reproduction(
+        family=load_family("de2022/figure2"),
+        scale="mini",
+        conditions=conditions,
+        seeds=[],
+        store=Store(tmp_path),
+    )
+    with pytest.raises(RunError) as failed:
+        sweep(empty, "training.batch_size")
+    assert failed.value.code == "nothing-finished"
 
 
 def test_the_interval_of_paired_runs_holds_as_often_as_it_says() -> None:

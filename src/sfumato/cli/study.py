@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from sfumato.cli.study_nets import activations, hessian, landscape
-from sfumato.cli.study_runs import convergence, fairness, pareto
+from sfumato.cli.study_runs import convergence, fairness, pareto, sweep
 
 
 @click.group(name="study")
@@ -17,5 +17,5 @@ def command() -> None:
     """
 
 
-for _study in (activations, hessian, landscape, convergence, pareto, fairness):
+for _study in (activations, hessian, landscape, convergence, pareto, sweep, fairness):
     command.add_command(_study)

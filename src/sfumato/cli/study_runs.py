@@ -1,4 +1,4 @@
-"""sfumato study convergence, pareto, fairness: what finished runs show side by side."""
+"""sfumato study convergence, pareto, sweep, fairness: what finished runs show side by side."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sfumato.cli.study_output import finish, progress, writes
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sfumato.study import Scale
     from sfumato.study.fairness import Answers
 
 
@@ -66,6 +67,38 @@ def pareto(
         )
     shown = ("series", "epsilon", "accuracy", "num_runs", "on_front")
     finish(pareto_result(chosen, points), draw_pareto(chosen, points), out, as_json, columns=shown)
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--runs",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("reproductions"),
+    show_default=True,
+    help="The --out of sfumato reproduce.",
+)
+@click.option("--scale", type=click.Choice(["mini", "full"]), default="mini", show_default=True)
+@click.option("--over", metavar="SECTION.KEY", help="What to go along.  [default: what takes most values]")
+@writes
+def sweep(name: str, runs: Path, scale: Scale, over: str | None, out: Path, as_json: bool) -> None:
+    """Accuracy of a reproduced figure NAME along a setting (De et al. 2022, figures 2, 3, 6 to 8).
+
+    NAME is as in sfumato reproduce, e.g. de2022/figure2. Means of finished runs with Student's intervals.
+    """
+    from sfumato.recipes.families import load_family
+    from sfumato.study import Reproduction, conditions_of
+    from sfumato.study.store import Store
+    from sfumato.study.sweep import draw_sweep, sweep, sweep_result, swept_setting
+
+    family, store = load_family(name), Store(runs)
+    conditions = conditions_of(family, scale)
+    seeds = store.seeds()
+    reproduction = Reproduction(family=family, scale=scale, conditions=conditions, seeds=seeds, store=store)
+    path = swept_setting(conditions, over)
+    points = sweep(reproduction, path)
+    result = sweep_result(reproduction, path, points)
+    finish(result, draw_sweep(path, points), out, as_json, columns=tuple(result.rows[0])[:6])
 
 
 @click.command()

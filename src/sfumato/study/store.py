@@ -93,6 +93,10 @@ class Store:
         for place in sorted(self.out.glob(f"*/*/seed*/{_RESULT}")):
             yield _read(place)
 
+    def seeds(self) -> list[int]:
+        """All seeds that any finished run has."""
+        return sorted({result["seed"] for result in self.results()})
+
     def write_table(self) -> None:
         """results.csv, anew and whole: it holds exactly what the folder holds, whatever was killed before."""
         text = io.StringIO()
