@@ -19,7 +19,7 @@ GREY, OCCUPIED = 127, 0.5  # of an empty place; how many of the four places show
 
 
 def compose(images: ImageSet, count: int, folder: Path, split: str) -> list[str]:
-    """Write ``count`` pictures of 2 x 2 places, each with an image of its own or grey; the manifest's rows."""
+    """Write ``count`` pictures of 2 x 2 places, each grey or with an image of its own; the manifest rows."""
     generator = torch.Generator().manual_seed(0 if split == "train" else 1)
     order, rows = iter(torch.randperm(len(images), generator=generator).tolist()), []
     taken = torch.rand(count, 4, generator=generator) < OCCUPIED
@@ -39,14 +39,15 @@ def compose(images: ImageSet, count: int, folder: Path, split: str) -> list[str]
     return rows
 
 
-def recipe_of(way: str, epsilon: float, *, side: int, channels: int, quick: bool) -> Recipe:
+def recipe_of(way: str, settings: dict[str, object], *, small: bool, quick: bool) -> Recipe:
     """A linear head on fixed features, in closed form; or a small network, by the gradient engine."""
-    data = {"data.image_size": side, "data.channels": channels, "privacy.epsilon": epsilon}
     if way == "features":
-        small = {"features.num_images": 1000, "model.options.num_directions": 300} if quick else {}
-        return with_settings(load_recipe("fast/patches"), {**data, **small})
-    small = {"training.num_epochs": 15, "model.options": {"width": 8, "groups": 4}} if quick else {}
-    return with_settings(load_recipe("default/folder"), {**data, **small})
+        recipe, scale = load_recipe("fast/patches"), (200, 40) if quick else (1000, 300)
+        fitting = {"features.num_images": scale[0], "model.options.num_directions": scale[1]}
+    else:
+        recipe = load_recipe("default/folder")
+        fitting = {"training.num_epochs": 1 if quick else 15, "model.options": {"width": 8, "groups": 4}}
+    return with_settings(recipe, {**settings, **(fitting if small else {})})
 
 
 def main() -> None:
@@ -56,6 +57,7 @@ def main() -> None:
     options.add_argument("--epsilon", type=float, default=8.0)
     options.add_argument("--ways", default="features,engine")
     options.add_argument("--out", type=Path, default=None)
+    options.add_argument("--quick", action="store_true", help="a few steps only, to see that all works")
     chosen = options.parse_args()
     out = chosen.out or Path(mkdtemp())
     splits, folder = sfumato.load_data(chosen.data), out / "pictures"
@@ -63,16 +65,16 @@ def main() -> None:
     rows = compose(splits.train, chosen.num_images, folder, "train")
     rows += compose(splits.test, chosen.num_images // 4, folder, "test")
     (folder / "manifest.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
-    (folder / "findings.txt").write_text(
-        "\n".join(splits.train.classes) + "\n"
-    )  # declared: no image adds to it
+    # declared: no image adds to them
+    (folder / "findings.txt").write_text("\n".join(splits.train.classes) + "\n")
     side, channels = max(16, splits.train.images.shape[-1]), splits.train.images.shape[1]
     pictures = sfumato.load_data(folder, image_size=side, channels=channels)
+    settings = {"data.image_size": side, "data.channels": channels, "privacy.epsilon": chosen.epsilon}
     for way in chosen.ways.split(","):
-        recipe = recipe_of(way, chosen.epsilon, side=side, channels=channels, quick=chosen.data == "digits")
+        recipe = recipe_of(way, settings, small=chosen.data == "digits", quick=chosen.quick)
         result = sfumato.train(recipe, out=out / way, data=pictures)
         print(f"{way}: epsilon {result.privacy['epsilon']:.2f}, mean AUC {result.scores.mean_auc:.3f}")
-        print("  " + ", ".join(f"{name} {area:.3f}" for name, area in result.scores.auc.items()))
+        print("  " + ", ".join(f"{name} {area or 0:.3f}" for name, area in result.scores.auc.items()))
     print(f"pictures, reports and releases are in {out}")
 
 
