@@ -94,15 +94,15 @@ def weights_after_the_clip(patch: MonkeyPatch) -> None:
     """A heavy class is weighted once its rows are clipped: one row moves the sum by more than the bound."""
     rewrite(
         patch,
-        "sfumato.training.head:SoftmaxRegression._share",
-        "residual, losses[piece] = residual * row_weights[:, None], losses[piece] * row_weights",
-        "losses[piece] = losses[piece] * row_weights",
+        "sfumato.training.head:SoftmaxRegression._residual",
+        "return residual * row_weights[:, None], losses * row_weights",
+        "return residual, losses * row_weights",
     )
     rewrite(
         patch,
-        "sfumato.training.head:SoftmaxRegression._share",
+        "sfumato.training.head:LinearHead._share",
         "residual = _finite(residual)",
-        "residual = _finite(residual) * (1 if self._class_weights is None else row_weights[:, None])",
+        "residual = _finite(residual) * self._class_weights[targets[piece]][:, None]",
     )
 
 

@@ -48,7 +48,7 @@ def mean_of_the_images(patch):
 @fault("declared-class-decides", tests=("data/test_folder.py",))
 def declared_class_decides(patch):
     """A declared class without images is refused: that it was not tells that somebody has it."""
-    rewrite(patch, "sfumato.data.readers.listing:Listing.check", "if not self.declared:", "if True:")
+    rewrite(patch, "sfumato.data.readers.listing:Listing.check", "if not self.declared and", "if True and")
 
 
 @fault(
