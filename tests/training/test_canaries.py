@@ -178,3 +178,26 @@ def test_images_of_canaries_follow_from_the_key_and_have_any_label():
         assert set(one.labels.tolist()) == {0, 1, 2}
         assert one.images.shape == (90, 3, 8, 8)
         assert len(torch.unique(one.known_ids)) == 90
+
+
+def test_directions_of_a_run_on_findings_are_not_in_the_last_layer_where_sigmoids_do_not_cancel():
+    net, end = SmallNet(), 0
+    for name, value in net.named_parameters():
+        first, end = end, end + value.numel()
+        if name == "head.weight":
+            break
+
+    def in_head(directions):
+        return (directions.places >= first) & (directions.places < end)
+
+    assert in_head(Directions.draw(KEY, 5, net)).all()
+    assert not in_head(Directions.draw(KEY, 5, net, softmax=False)).any()
+
+
+def test_canaries_of_findings_have_a_coin_for_each():
+    images = canary_images(
+        KEY, 400, kind="noise", shape=(1, 2, 2), classes=("a", "b", "c"), task="multi-label"
+    )
+    assert images.multi_label
+    assert (images.labels.mean(0) - 0.5).abs().max() < 0.13  # five standard deviations
+    assert abs(torch.corrcoef(images.labels.T)[0, 1]) < 0.25
