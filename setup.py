@@ -1,14 +1,17 @@
-"""The compiled kernels of sfumato.gradients and sfumato.audit; everything else is in pyproject.toml.
+"""The compiled kernels of sfumato.gradients and sfumato.audit, and the explanations of errors in the wheel.
 
-They are optional: without a C compiler the package is the same, somewhat slower.
+The kernels are optional: without a C compiler the package is the same, somewhat slower. Everything else is in
+pyproject.toml.
 """
 
 from __future__ import annotations
 
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError, LinkError
 
 PLACE = "src/sfumato/gradients/kernels"
@@ -48,8 +51,17 @@ class BuildKernels(build_ext):
         return list(LENET_EXPORTS if extension.name == LENET else EXPORTS)
 
 
+class BuildPackage(build_py):
+    """docs/errors.md goes into the wheel, for `sfumato errors show`; the repository has no second copy."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:  # a clone has the document itself
+            self.copy_file("docs/errors.md", str(Path(self.build_lib, "sfumato", "errors.md")))
+
+
 setup(
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "build_py": BuildPackage},
     ext_modules=[
         Extension(
             "sfumato.gradients.kernels._fused",

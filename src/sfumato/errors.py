@@ -1,5 +1,7 @@
 """Errors that a user can act on: each has a code, and each code a section in docs/errors.md.
 
+That document is part of the wheel; ``sfumato errors show CODE`` prints a section of it.
+
 The first argument of every error raised in the package is its code, written as a literal;
 a test compares those literals with the headings of docs/errors.md.
 """
@@ -20,7 +22,9 @@ class SfumatoError(Exception):
         lines = [f"{type(self).__name__} [{self.code}]: {self.what}"]
         if self.why:
             lines.append(f"  {self.why}")
-        lines.append(f"  {self.fix}   docs/errors.md#{self.code}".replace("     ", "  "))
+        if self.fix:
+            lines.append(f"  {self.fix}")
+        lines.append(f"  More: sfumato errors show {self.code}")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, str]:

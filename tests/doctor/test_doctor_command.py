@@ -92,3 +92,71 @@ def test_without_data_the_declared_classes_and_channels_shape_the_model(monkeypa
     ((model, images),) = seen
     assert images.shape[1:] == (1, 8, 8)
     assert model(images).shape[1] == 3
+
+
+def examined(*words: object) -> dict:
+    result = CliRunner().invoke(cli, ["doctor", *map(str, words), "--json"])
+    return json.loads(result.stdout)
+
+
+def codes(report: dict) -> set[str]:
+    return {finding["code"] for finding in report["findings"]}
+
+
+def test_the_cure_of_a_class_of_one_cures_it(image_folder):
+    folder = image_folder(train=1)
+    words = ("--data", folder, "--unit", "image")
+    report = examined(*words)
+    assert "class-of-one" in codes(report)
+    (cure,) = {finding["cure"] for finding in report["findings"] if finding["code"] == "class-of-one"}
+    assert "classes.txt in the data's folder, one name a line" in cure
+    (folder / "classes.txt").write_text("cat\ndog\n")
+    assert examined(*words)["sound"]
+    wrong = CliRunner().invoke(cli, ["doctor", *map(str, words), "--set", "data.classes=cat,dog"])
+    assert 'such as ["a", "b"]' in wrong.exception.what  # how such a list is written
+
+
+def test_the_summary_shows_splits_classes_patients_sizes_bits_and_ten_examples(image_folder):
+    folder = image_folder(train=12, test=4)
+    words = ("--data", folder, "--unit", "patient", "--patient-from", r"/(p\d+)-")
+    summary = examined(*words)["summary"]
+    assert summary["sensitive"] is True
+    assert summary["images"] == {"train": {"cat": 12, "dog": 12}, "test": {"cat": 4, "dog": 4}}
+    people = {"num_patients": 6, "fewest_images": 4, "median_images": 4, "most_images": 4}
+    assert summary["patients"] == people
+    assert (summary["sizes"], summary["bits"]) == ({"12x12": 32}, {"8": 32})
+    assert len(summary["examples"]) == 10
+    assert {"file": "train/cat/p0-0.png", "patient": "p0"} in summary["examples"]
+    lines = CliRunner().invoke(cli, ["doctor", *map(str, words)]).stdout.splitlines()
+    assert lines[0] == "Data       sensitive: of the private images, keep it local"
+    assert lines[2].split() == ["cat", "12", "4"]
+    assert "  train/cat/p0-0.png → p0" in lines
+    assert examined("--data", "digits")["summary"]["examples"] == []
+
+
+def test_an_expression_that_marks_whole_file_names_is_warned_of(image_folder):
+    folder = image_folder(train=4)
+    for path in sorted((folder / "train" / "dog").iterdir()):
+        path.rename(path.with_name(f"other-{path.name}"))
+    words = ("--data", folder, "--unit", "patient", "--patient-from")
+    assert "patient-per-image" in codes(examined(*words, r"([^/]+)\.png"))
+    assert "one-patient" in codes(examined(*words, "train"))
+    assert not {"patient-per-image", "one-patient"} & codes(examined(*words, r"/((?:other-)?p\d+)-"))
+
+
+def test_tiny_and_unequal_classes_are_noted(image_folder):
+    folder = image_folder(train=50)
+    assert not {"few-images", "class-imbalance"} & codes(examined("--data", folder))
+    for path in sorted((folder / "train" / "dog").iterdir())[2:]:
+        path.unlink()
+    assert {"few-images", "class-imbalance"} <= codes(examined("--data", folder))
+
+
+def test_a_patient_that_the_manifest_names_is_shown_as_a_number(image_folder):
+    folder = image_folder(train=2)
+    files = sorted((folder / "train").rglob("*.png"))
+    rows = [f"{path.relative_to(folder).as_posix()},{path.parent.name},Jane Doe" for path in files]
+    (folder / "manifest.csv").write_text("\n".join(["path,label,patient", *rows]))
+    result = CliRunner().invoke(cli, ["doctor", "--data", str(folder), "--unit", "patient"])
+    assert "→ patient 1" in result.stdout
+    assert "jane doe" not in result.stdout.lower()

@@ -359,6 +359,9 @@ def test_people_can_read_cap_close_and_import(tmp_path, monkeypatch):
     assert "has no record" in ledger_command("import", str(tmp_path))
     again = json.loads(ledger_command("import", str(tmp_path / "run"), str(tmp_path), "--json"))
     assert [row["recorded"] for row in again] == [True, False]
+    assert "is closed" in ledger_command("close", str(tmp_path / "run"))  # by its folder
+    (run,) = json.loads(ledger_command("show", "--json"))["datasets"][0]["runs"]
+    assert run["finished"]
     with pytest.raises(ConfigError, match="unknown-run"):
         CliRunner().invoke(cli, ["ledger", "close", "nobody"], catch_exceptions=False, standalone_mode=False)
     with pytest.raises(ConfigError, match="no-cap-given"):

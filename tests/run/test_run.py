@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from sfumato.doctor import examine_plan
 from sfumato.errors import ConfigError, ModelError, PrivacyError, RunError, SfumatoError
 from sfumato.ledger.ledger import Cap, Ledger
+from sfumato.privacy.plan import Plan
 from sfumato.recipes.recipe import with_settings
 from sfumato.run.planning import default_delta
 from sfumato.run.prepare import prepare
@@ -371,8 +373,17 @@ def test_two_processes_cannot_work_on_one_run(tmp_path):
     assert caught.value.code == "run-in-use"
 
 
-def test_the_default_delta_is_below_one_over_n():
-    assert [default_delta(n) for n in (9, 10, 99, 1000, 50_000)] == [0.1, 0.01, 0.01, 1e-4, 1e-5]
+def test_the_default_delta_is_a_power_of_ten_that_the_doctor_does_not_call_weak():
+    sizes = (1, 5, 9, 10, 99, 1000, 5000, 9000, 50_000, 60_000)
+    deltas = [default_delta(n) for n in sizes]
+    assert deltas == [0.1, 0.1, 0.01, 0.01, 1e-3, 1e-4, 1e-4, 1e-5, 1e-5, 1e-6]
+    for size, delta in zip(sizes, deltas, strict=True):
+        assert delta <= 0.5 / size < 10.0001 * delta
+    plan = Plan(
+        num_examples=9000, batch_size=90, num_steps=10, noise_multiplier=2.0, delta=default_delta(9000)
+    )
+    assert examine_plan(plan) == []
+    assert examine_plan(dataclasses.replace(plan, delta=1e-4)) != []  # the control: the next power of ten
 
 
 def test_microbatch_size_is_chosen_or_taken(tmp_path):

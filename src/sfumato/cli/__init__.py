@@ -33,6 +33,7 @@ COMMANDS = {
     "recipes": ("sfumato.cli.recipes", "List, show, copy or validate recipes; print their schema."),
     "reproduce": ("sfumato.cli.reproduce", "Run a table or figure of a paper again, with paired seeds."),
     "study": ("sfumato.cli.study", "Look into networks and runs: data and figures for a paper."),
+    "errors": ("sfumato.cli.errors", "Explain the codes of errors."),
     "bench": ("sfumato.cli.bench", "Measure the gradient engine against plain training."),
     "completion": ("sfumato.cli.completion", "Print what makes a shell complete commands and options."),
 }
@@ -75,6 +76,21 @@ def cli() -> None:
 def split_names(text: str | None) -> list[str] | None:
     """``a,b`` as a list."""
     return None if text is None else [name.strip() for name in text.split(",")]
+
+
+class Window(click.ParamType):
+    """``CENTER,WIDTH``: what a DICOM window is made of."""
+
+    name = "CENTER,WIDTH"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        try:
+            center, width = (float(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not CENTER,WIDTH, such as 40,400 or --window=-600,1500.", param, ctx)
+        return center, width
 
 
 def echo_json(value: object) -> None:

@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sfumato.cli import echo_json, split_names
+from sfumato.cli import Window, echo_json, split_names
+from sfumato.release.escaping import one_line
 
 if TYPE_CHECKING:
     from sfumato.data import DataSplits
     from sfumato.doctor import Finding
-    from sfumato.recipes.recipe import Recipe
+    from sfumato.recipes.recipe import DataSettings, Recipe
 
 
 @click.command("doctor")
 @click.option("--model", "model_name", help="A model of the zoo to probe.")
 @click.option("--data", "data_name", help="A data set to examine: a folder or a known name.")
 @click.option("--unit", type=click.Choice(["image", "patient"]), default="image", show_default=True)
-@click.option("--patient-from", help="Regular expression that finds the patient in a file name.")
+@click.option(
+    "--patient-from", metavar="REGEX", help="Finds the patient in each file's path; dicom: in its header."
+)
+@click.option(
+    "--window", type=Window(), help="Grey values to show, for all images; else each DICOM file's own."
+)
 @click.option("--findings", metavar="A,B", help="Any number per image: the manifest's findings, in order.")
 @click.option(
     "--image-size",
@@ -35,6 +41,7 @@ def command(
     unit: str,
     patient_from: str | None,
     findings: str | None,
+    window: tuple[float, float] | None,
     image_size: int | None,
     recipe_name: str | None,
     assignments: tuple[str, ...],
@@ -51,6 +58,7 @@ def command(
             "data.image_size": image_size,
             "data.patient_from": patient_from,
             "data.findings": split_names(findings),
+            "data.window": window,
             "model.name": model_name,
             "privacy.unit": unit if recipe_name is None else None,
         },
@@ -58,9 +66,7 @@ def command(
     )
     splits, settings = None, recipe.data
     if settings.name is not None:
-        from sfumato.run.resolve import load_splits
-
-        splits = load_splits(settings)
+        splits = _load(settings, quiet=as_json)
         found += examine_data(
             splits,
             unit=recipe.privacy.unit,
@@ -71,9 +77,21 @@ def command(
     if recipe_name is not None or model_name is not None:
         planned = recipe_name is not None and splits is not None
         found += _run_findings(recipe if planned else _one_step(recipe), splits, planned=planned)
-    notes = () if splits is None else splits.notes
     nothing_asked = recipe_name is None and model_name is None and settings.name is None
-    _report(found, notes, as_json, nothing_asked=nothing_asked)
+    _report(found, splits, as_json, nothing_asked=nothing_asked)
+
+
+def _load(settings: DataSettings, *, quiet: bool) -> DataSplits:
+    """The data, with a line on how far reading them is."""
+    from sfumato.cli.progress import make_progress
+    from sfumato.run.prepare import reading_counter
+    from sfumato.run.resolve import load_splits
+
+    progress = make_progress(quiet=quiet)
+    try:
+        return load_splits(settings, on_progress=reading_counter(progress))
+    finally:
+        progress.close()
 
 
 def _recipe(name: str | None, flags: dict[str, object], assignments: tuple[str, ...]) -> Recipe:
@@ -134,12 +152,20 @@ def _blank_images(recipe: Recipe) -> DataSplits:
     return DataSplits(train=ImageSet(images, labels, classes, labels, "blank"), val=None, test=None)
 
 
-def _report(findings: list[Finding], notes: tuple[str, ...], as_json: bool, *, nothing_asked: bool) -> None:
+def _report(
+    findings: list[Finding], splits: DataSplits | None, as_json: bool, *, nothing_asked: bool
+) -> None:
+    from sfumato.doctor.summary import as_lines, summarise
+
+    summary = None if splits is None else summarise(splits)
+    notes = () if splits is None else splits.notes
     void = any(finding.severity == "void" for finding in findings)
     if as_json:
         shown = [finding.as_dict() for finding in findings]
-        echo_json({"sound": not void, "findings": shown, "notes": list(notes)})
+        echo_json({"sound": not void, "findings": shown, "notes": list(notes), "summary": summary})
     else:
+        for line in [] if summary is None else [*as_lines(summary), ""]:
+            click.echo(one_line(line))
         for finding in sorted(findings, key=lambda one: ("void", "weak", "note").index(one.severity)):
             click.echo(f"{finding.severity:<5} {finding.code}: {finding.what}\n      {finding.cure}")
         for note in notes:

@@ -82,20 +82,23 @@ def cap(
 
 
 @command.command("close")
-@click.argument("run_id")
+@click.argument("run")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def close(run_id: str, as_json: bool) -> None:
-    """Declare that a run will not go on: only what it may have used counts, no longer its whole plan.
+def close(run: str, as_json: bool) -> None:
+    """Declare that RUN, a folder or an id, will not go on: only what it may have used counts from now on.
 
     A process that still works on it stops before it uses or shows anything more.
     """
     from sfumato.ledger.ledger import Ledger
 
+    run_id = _id_of(run)
     with Ledger.open() as ledger:
         known = [record.run_id for each in ledger.datasets() for record in ledger.records(each)]
         if run_id not in known:
             raise ConfigError(
-                "unknown-run", f"no run {run_id!r} is on record.", fix="See sfumato ledger show."
+                "unknown-run",
+                f"no run {run_id!r} is on record.",
+                fix="Give a run's folder, or its id as sfumato ledger show has it.",
             )
         ledger.close_run(run_id)
     if as_json:
@@ -123,6 +126,17 @@ def import_command(folders: tuple[Path, ...], as_json: bool) -> None:
         return
     for folder, was_recorded in recorded.items():
         click.echo(f"{folder}: {'recorded' if was_recorded else 'has no record of spending'}")
+
+
+def _id_of(run: str) -> str:
+    """The id of a run, out of its folder's own record if ``run`` is one."""
+    from sfumato.ledger.receipt import read_receipt
+
+    for folder in (Path(run), Path(run, "state")):
+        receipt = read_receipt(folder) if folder.is_dir() else None
+        if receipt is not None:
+            return receipt.record.run_id
+    return run
 
 
 def _find(ledger: Ledger, data: str, patient_from: str | None = None) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sfumato.cli import echo_json, split_names
+from sfumato.cli import Window, echo_json, split_names
 from sfumato.cli.backbone import backbone_options, backbone_settings
 from sfumato.cli.metric_logs import log_options, mirrored
 from sfumato.errors import ConfigError
@@ -28,14 +28,19 @@ NOTHING_SPENT = (
 @click.option("--recipe", "recipe_name", help="A shipped recipe or a FILE.toml; else sfumato advise chooses.")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Your time, for that choice.")
 @click.option("--epsilon", type=float, help="Privacy budget ε: 8 is weak, 3 medium, 1 strong.")
-@click.option("--delta", type=float, help="δ; by default the largest power of ten below 1/N.")
+@click.option("--delta", type=float, help="δ; by default the largest power of ten up to 1/(2N).")
 @click.option("--model", "model_name", help="A model of the zoo (sfumato models list).")
 @click.option(
     "--weights", metavar="RUN", help="Begin with the weights of a run, a release or a .safetensors."
 )
 @backbone_options
 @click.option("--unit", type=click.Choice(["image", "patient"]), help="What one guarantee protects.")
-@click.option("--patient-from", metavar="REGEX", help="Finds the patient in each file's path.")
+@click.option(
+    "--patient-from", metavar="REGEX", help="Finds the patient in each file's path; dicom: in its header."
+)
+@click.option(
+    "--window", type=Window(), help="Grey values to show, for all images; else each DICOM file's own."
+)
 @click.option("--findings", metavar="A,B", help="Any number per image: the manifest's findings, in order.")
 @click.option("--loss", metavar="NAME", help="By default what the labels need.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The run's folder.")
@@ -65,6 +70,7 @@ def command(
     patient_from: str | None,
     findings: str | None,
     loss: str | None,
+    window: tuple[float, float] | None,
     out: Path | None,
     resume: bool,
     dry_run: bool,
@@ -87,6 +93,7 @@ def command(
         "data.patient_from": patient_from,
         "data.findings": split_names(findings),
         "training.loss": loss,
+        "data.window": window,
         "model.name": model_name,
         "model.weights": _absolute(weights),
         "privacy.epsilon": epsilon,

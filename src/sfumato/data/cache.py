@@ -18,11 +18,12 @@ import numpy as np
 import torch
 
 from sfumato.data.readers.decode import Fit, OnProgress, decode_files, num_threads
+from sfumato.data.readers.rendering import AS_THE_FILES_SAY, Rendering
 from sfumato.errors import DataError
 from sfumato.files import cache_home, check_plain, put, sync, workspace
 
 MEMORY_LIMIT_BYTES = 256 * 2**20  # above this, decoded images are memory-mapped
-_VERSION = b"sfumato decoded 1"  # change it whenever decoding changes
+_VERSION = b"sfumato decoded 2"  # change it whenever decoding changes
 
 
 def decode_all(
@@ -31,6 +32,7 @@ def decode_all(
     image_size: int,
     channels: int,
     fit: Fit,
+    rendering: Rendering = AS_THE_FILES_SAY,
     on_progress: OnProgress | None = None,
     memory_limit_bytes: int | None = None,
 ) -> tuple[torch.Tensor, np.ndarray]:
@@ -40,7 +42,14 @@ def decode_all(
     """
     shape = (len(paths), channels, image_size, image_size)
     limit = MEMORY_LIMIT_BYTES if memory_limit_bytes is None else memory_limit_bytes
-    chunks = decode_files(paths, image_size=image_size, channels=channels, fit=fit, on_progress=on_progress)
+    chunks = decode_files(
+        paths,
+        image_size=image_size,
+        channels=channels,
+        fit=fit,
+        rendering=rendering,
+        on_progress=on_progress,
+    )
     if int(np.prod(shape)) <= limit:
         images, ids = np.empty(shape, dtype=np.uint8), np.empty(len(paths), dtype=np.int64)
         done = 0
@@ -48,7 +57,7 @@ def decode_all(
             images[done : done + len(part)], ids[done : done + len(part)] = part, part_ids
             done += len(part)
         return torch.from_numpy(images), ids
-    entry = cache_home("decoded") / _key(paths, f"{image_size} {channels} {fit}")
+    entry = cache_home("decoded") / _key(paths, f"{image_size} {channels} {fit} {rendering.described}")
     return kept_images(entry, shape, lambda: chunks)
 
 

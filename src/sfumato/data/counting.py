@@ -9,7 +9,7 @@ from pathlib import Path
 from sfumato.data.images import Unit
 from sfumato.data.known import KNOWN_SETS
 from sfumato.data.loading import binary_reader, existing_folder
-from sfumato.data.readers.folder import list_images
+from sfumato.data.readers.folder import list_images, with_patients
 from sfumato.data.readers.listing import Listing
 from sfumato.errors import DataError
 from sfumato.ledger.links import one_spelling
@@ -47,8 +47,8 @@ def count_units(
 
 
 def _count_files(folder: Path, listing: Listing, *, unit: Unit, patient_from: str | None) -> Counted:
-    if patient_from is not None:
-        listing = listing.with_patients(patient_from)
+    if unit == "patient" or patient_from is not None:
+        listing = with_patients(listing, patient_from)
     train = [entry for entry in listing.entries if entry.split == "train"]
     if unit == "image":
         return Counted(num_units=len(train), num_classes=len(listing.classes))
@@ -63,5 +63,6 @@ def _no_patients(name: str) -> DataError:
         "no-patients",
         f"{name} does not say whose images these are.",
         why="A patient-level guarantee needs every image's patient.",
-        fix="Add a patient column to manifest.csv, or give --patient-from REGEX for the file names.",
+        fix="Add a patient column to manifest.csv, or give --patient-from REGEX for the file names; "
+        "DICOM files name their patients if all of them have a PatientID.",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from sfumato.data.fingerprint import fingerprint_of, image_ids
 from sfumato.errors import ConfigError, DataError
 from sfumato.ledger.links import one_spelling
+
+if TYPE_CHECKING:
+    from sfumato.data.survey import Survey
 
 Unit = Literal["image", "patient"]
 Task = Literal["single-label", "multi-label"]
@@ -136,7 +139,8 @@ class ImageSet:
                 "no-patients",
                 f"{self.name} does not say whose images these are.",
                 why="A patient-level guarantee needs every image's patient.",
-                fix="Add a patient column to manifest.csv, or give --patient-from REGEX for the file names.",
+                fix="Add a patient column to manifest.csv, or give --patient-from REGEX for the file names; "
+                "DICOM files name their patients if all of them have a PatientID.",
             )
         return torch.unique(self.patients, return_inverse=True)[1]
 
@@ -157,6 +161,7 @@ class DataSplits:
     patient_names: tuple[str, ...] | None = None  # of the numbers in ImageSet.patients; sensitive
     notes: tuple[str, ...] = ()  # what was seen while loading, for those who may see the images
     classes_are_declared: bool = False  # listed beforehand: no image made a class exist
+    survey: Survey | None = None  # of a folder's files; sensitive
 
     def __post_init__(self) -> None:
         seen: dict[str, str] = {}

@@ -18,6 +18,7 @@ from sfumato.data.readers import binary
 from sfumato.data.readers.decode import Fit
 from sfumato.data.readers.findings import refuse_findings
 from sfumato.data.readers.folder import load_folder
+from sfumato.data.readers.rendering import AS_THE_FILES_SAY, Rendering
 from sfumato.errors import ConfigError, DataError, did_you_mean
 
 _BINARY = (
@@ -36,6 +37,7 @@ def load_data(
     fit: Fit = "crop",
     classes: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
+    rendering: Rendering = AS_THE_FILES_SAY,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DataSplits:
     """Load a known set by name, or a folder of images, as uint8 tensors of one size.
@@ -45,8 +47,10 @@ def load_data(
     ``classes`` declares the class names of a folder, in order; an image of any other class is refused.
     ``findings`` does so for a manifest whose images have any number of findings; labels are then a matrix.
     ``fit`` says how other shapes become square: "crop" the middle, "pad" with black, or "stretch".
-    ``patient_from`` is a regular expression that finds the patient in each file's path.
-    ``on_progress(done, total)`` is called while images are decoded.
+    ``patient_from`` is a regular expression that finds the patient in each file's path; "dicom" takes the
+    PatientID of DICOM headers, as is done by itself if all files are DICOM and nothing else names patients.
+    ``rendering`` says, by public constants, how more than 8 bits become 8.
+    ``on_progress(done, total)`` is called while headers are read, and again while images are decoded.
     """
     _check_options(image_size, channels, fit)
     name = spec if isinstance(spec, str) and spec in KNOWN_SETS else None
@@ -57,13 +61,7 @@ def load_data(
             load_generated, image_size=image_size or 32, channels=channels or 3, on_progress=on_progress
         )
     if read is not None:
-        if patient_from is not None:
-            raise ConfigError(
-                "no-file-names",
-                f"{spec} has no file names in which to find --patient-from {patient_from!r}.",
-                fix="Leave out --patient-from for this data set.",
-            )
-        refuse_findings(spec, findings)
+        _refuse_file_options(spec, patient_from, findings, rendering)
         splits = _resized(read(), image_size, channels)
         _check_classes(splits.train, classes, spec)
         return splits
@@ -77,6 +75,7 @@ def load_data(
         channels=channels,
         patient_from=patient_from,
         fit=fit,
+        rendering=rendering,
         on_progress=on_progress,
         name=name or folder.resolve().name,
         classes=classes,
@@ -86,6 +85,25 @@ def load_data(
         # ImageNette: its val images are what everybody reports on
         return replace(splits, val=None, test=splits.val)
     return splits
+
+
+def _refuse_file_options(
+    spec: str | Path, patient_from: str | None, findings: Sequence[str] | None, rendering: Rendering
+) -> None:
+    """Refuse what only image files or manifests can have."""
+    if patient_from is not None:
+        raise ConfigError(
+            "no-file-names",
+            f"{spec} has no file names in which to find --patient-from {patient_from!r}.",
+            fix="Leave out --patient-from for this data set.",
+        )
+    refuse_findings(spec, findings)
+    if rendering != AS_THE_FILES_SAY:
+        raise ConfigError(
+            "bad-rendering",
+            f"{spec} is not made of image files: there is nothing for a window, range, bits or frame.",
+            fix="Leave out data.window, data.range, data.bits and data.frame for this data set.",
+        )
 
 
 def _known_folder(name: str) -> Path | None:

@@ -10,6 +10,7 @@ from sfumato.doctor.gradient_check import check_engine
 from sfumato.doctor.model_checks import check_forward, check_model
 from sfumato.doctor.plan_checks import examine_plan, examine_surroundings
 from sfumato.doctor.row_independence import check_augmentation, check_independence
+from sfumato.doctor.summary import summarise
 
 __all__ = [
     "Finding",
@@ -21,4 +22,5 @@ __all__ = [
     "examine_data",
     "examine_plan",
     "examine_surroundings",
+    "summarise",
 ]

@@ -10,6 +10,7 @@ from sfumato.data import DataSplits, ImageSet, normalisation_for
 from sfumato.data.images import Unit
 from sfumato.data.overlap import duplicate_images, shared_images, shared_patients
 from sfumato.doctor.findings import Finding
+from sfumato.doctor.plausibility import examine_plausibility
 
 
 def examine_data(
@@ -27,6 +28,7 @@ def examine_data(
         *_duplicates(splits, unit),
         *_people(splits, unit),
         *_validation(splits, holdout),
+        *examine_plausibility(splits, unit),
     ]
 
 
@@ -59,9 +61,7 @@ def _normalisation(
 
 def _classes(splits: DataSplits, unit: Unit) -> list[Finding]:
     train = splits.train
-    kind, places = "class", "data.classes, classes.txt"
-    if train.multi_label:
-        kind, places = "finding", "data.findings, findings.txt"
+    kind, kind_file = ("finding", "findings.txt") if train.multi_label else ("class", "classes.txt")
     findings = [
         Finding(
             severity="note",
@@ -84,7 +84,9 @@ def _classes(splits: DataSplits, unit: Unit) -> list[Finding]:
                     severity="void",
                     code="class-of-one",
                     what=f"{kind} {name!r} exists only because of a single {unit}.",
-                    cure=f"Declare a public list ({places}), or merge the {kind} with another.",
+                    cure=f"If the list is public, declare it: a file {kind_file} in the data's folder, one "
+                    f"name a line, with this {kind} among them. If it is not, give these images to another "
+                    f"{kind} or leave them out.",
                 )
             )
     return findings

@@ -19,7 +19,8 @@ from msgspec import Meta
 from sfumato.accounting import check_budget, check_delta
 from sfumato.errors import ConfigError, did_you_mean
 from sfumato.recipes.choices import AccountantName, LossName, MechanismName, SchemeName
-from sfumato.recipes.decision_settings import DecisionSettings, Shares
+from sfumato.recipes.data_settings import DataSettings
+from sfumato.recipes.decision_settings import DecisionSettings
 from sfumato.recipes.families import member_index, member_table
 from sfumato.recipes.feature_settings import FeatureSettings
 from sfumato.recipes.model_settings import ModelSettings
@@ -42,33 +43,6 @@ from sfumato.recipes.settings import (
     unknown_key,
     without_none,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataSettings:
-    """[data]: which images, and what is publicly known about them."""
-
-    name: str | None = setting(None, "a folder, or a known name; the DATA of `sfumato train` comes first")
-    image_size: Positive | None = setting(None, "pixels per side; absent: a folder 64, a known set its own")
-    channels: Annotated[int, Meta(ge=1, le=4)] | None = setting(
-        None, "1 grey, 3 colour; absent: a folder 3, a known set its own"
-    )
-    classes: tuple[str, ...] | None = setting(None, "a folder's class names in order, known beforehand")
-    findings: tuple[str, ...] | None = setting(None, "a manifest's findings, any number per image; public")
-    fit: Literal["crop", "pad", "stretch"] = setting("crop", "how other shapes become square")
-    patient_from: str | None = setting(None, "regular expression that finds the patient in a file name")
-    mean: tuple[float, ...] | None = setting(None, "per-channel mean to subtract: a public constant")
-    std: tuple[float, ...] | None = setting(None, "per-channel deviation to divide by: a public constant")
-    holdout: Annotated[float, Meta(ge=0, le=0.9)] = setting(
-        0.0, "share of the training units set aside and scored instead"
-    )
-    val_is_public: bool = setting(False, "the val/ images are public: they may steer the training")
-    prevalence: Shares | None = setting(
-        None, "how frequent classes are among the training units: publicly known"
-    )
-    class_counts: Literal["released"] | None = setting(
-        None, "released: count them with noise, which epsilon pays for"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +69,7 @@ class PrivacySettings:
     enabled: bool = setting(True, "false trains without any privacy, for baselines and public data")
     epsilon: AboveZero | None = setting(None, "the budget; the noise is calibrated to it", check=check_budget)
     delta: Inside | None = setting(
-        None, "absent: the largest power of ten below 1 / (number of units)", check=check_delta
+        None, "absent: the largest power of ten up to 1 / (2 x number of units)", check=check_delta
     )
     noise_multiplier: AboveZero | None = setting(None, "noise per unit of sensitivity, when fixed by hand")
     clip_norm: AboveZero = setting(1.0, "bound on the norm of one unit's gradient")

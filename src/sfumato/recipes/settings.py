@@ -30,6 +30,7 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 FromOne = Annotated[float, Meta(ge=1)]
 Inside = Annotated[float, Meta(gt=0, lt=1)]
+Pair = Annotated[tuple[float, ...], Meta(min_length=2, max_length=2)]
 _SHORT = 60  # characters
 
 
@@ -175,7 +176,9 @@ def _expected(wanted: Any, value: Any, complaint: str) -> str:
     if shape is Mapping:
         return "a table of plain values"
     if shape is tuple:
-        plain = {float: "a list of finite numbers", str: "a list of strings"}
+        if limits is not None:
+            return "a list of two finite numbers, such as [0, 4095]"
+        plain = {float: "a list of finite numbers", str: 'a list of texts, such as ["a", "b"]'}
         return plain.get(arguments[0], f"a list of such tables: {complaint}")
     if kind in (int, float) and _is_number(value) and not (kind is int and isinstance(value, float)):
         return _range_text(limits)

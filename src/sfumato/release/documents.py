@@ -18,6 +18,7 @@ Split = Literal["train", "val", "test"]
 # Constants far outside would only carry pixels beyond all numbers.
 Shift = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Scale = Annotated[float, Meta(ge=1e-6, le=1e6)]
+Level = Annotated[float, Meta(ge=-1e9, le=1e9)]
 
 
 class ModelDescription(TypedDict):
@@ -36,6 +37,15 @@ class DecisionDocument(TypedDict):
     positive: Count
 
 
+class RenderingDocument(TypedDict):
+    """How values of more than 8 bits become 8: public constants; see ``data.readers.rendering``."""
+
+    window: NotRequired[Annotated[tuple[Level, ...], Meta(min_length=2, max_length=2)]]
+    range: NotRequired[Annotated[tuple[Level, ...], Meta(min_length=2, max_length=2)]]
+    bits: NotRequired[Annotated[int, Meta(ge=9, le=16)]]
+    frame: NotRequired[Annotated[int, Meta(ge=0, le=10**6)]]
+
+
 class Config(TypedDict):
     """``release/config.json``: how to build and feed the model."""
 
@@ -48,6 +58,7 @@ class Config(TypedDict):
     mean: Annotated[list[Shift], Meta(min_length=1)]
     std: Annotated[list[Scale], Meta(min_length=1)]
     fit: Fit
+    rendering: NotRequired[RenderingDocument]  # absent: as the files say
     data: str
     decision: NotRequired[DecisionDocument]  # absent in releases of earlier versions: the largest output
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from sfumato.data.readers.decode import EXTENSIONS
+from sfumato.data.readers.decode import EXTENSIONS, is_image
 from sfumato.errors import DataError
 from sfumato.files import write_text
 from sfumato.release.release import Prediction, ReleasedModel
@@ -36,7 +36,7 @@ def find_images(places: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             images.append(place)  # named by the user: if it is no image, that is an error to be shown
             continue
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
-            (images if path.suffix.lower() in EXTENSIONS else others).append(path)
+            (images if is_image(path) else others).append(path)
     if not images:
         held = f"; {len(others):,} other files are there" if others else ""
         raise DataError(

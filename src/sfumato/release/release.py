@@ -21,6 +21,7 @@ from sfumato.accounting import event_from_dict
 from sfumato.data.augmentation import check_normalisation
 from sfumato.data.images import Task
 from sfumato.data.readers.decode import decode_image
+from sfumato.data.readers.rendering import Rendering
 from sfumato.errors import ConfigError, DataError, ModelError, RunError
 from sfumato.files import check_plain, read_json, replace_folder, replacing, workspace, write_json, write_text
 from sfumato.models import create_model, find_variant, weight_shapes
@@ -72,6 +73,11 @@ class ReleasedModel:
     def task(self) -> Task:
         """Whether an image has one of the classes, or any number of them; not said: one."""
         return self.config.get("task", "single-label")
+
+    @property
+    def rendering(self) -> Rendering:
+        """How files of more than 8 bits became pictures in training."""
+        return rendering_of(self.config)
 
     def logits(self, images: Tensor, *, batch_size: int = 256) -> Tensor:
         """Logits (N, classes) of uint8 images (N, C, H, W) of its size; their softmax is probability."""
@@ -149,7 +155,10 @@ class ReleasedModel:
                 why="Image files are grey or colour: 1 channel or 3.",
                 fix="Give a tensor of uint8 images instead.",
             )
-        arrays = [decode_image(Path(file), image_size=size, channels=channels, fit=fit) for file in files]
+        arrays = [
+            decode_image(Path(file), image_size=size, channels=channels, fit=fit, rendering=self.rendering)
+            for file in files
+        ]
         return torch.from_numpy(np.stack(arrays)) if arrays else torch.zeros(0, channels, size, size).byte()
 
 
@@ -221,6 +230,7 @@ def read_description(folder: Path) -> tuple[Config, Privacy]:
             raise ValueError("it says twice which model it describes")
         Decision.from_dict(config.get("decision"), num_classes=len(config["classes"]))
         check_normalisation(config["mean"], config["std"], channels=config["channels"])
+        rendering_of(config)
         name = PRIVACY
         privacy = read_json(folder / PRIVACY, Privacy)
         _check_guarantee(privacy)
@@ -228,6 +238,11 @@ def read_description(folder: Path) -> tuple[Config, Privacy]:
         what = error.what if isinstance(error, ConfigError) else error
         raise _bad_release(folder, f"{name} cannot be used: {what}") from error
     return config, privacy
+
+
+def rendering_of(config: Config) -> Rendering:
+    """The public constants in ``config.json``; ConfigError if they contradict each other."""
+    return Rendering(**config.get("rendering", {}))
 
 
 def find_release(path: Path) -> Path:

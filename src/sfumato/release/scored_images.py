@@ -57,6 +57,7 @@ def images_of(released: ReleasedModel, data: str, split: str | None) -> tuple[st
         fit=config["fit"],
         classes=None if released.task == "multi-label" else released.classes,
         findings=released.classes if released.task == "multi-label" else None,
+        rendering=released.rendering,
     )
     by_name = {"test": splits.test, "val": splits.val, "train": splits.train}
     order = [split] if split is not None else ["test", "val", "train"]

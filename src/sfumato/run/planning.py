@@ -114,8 +114,11 @@ def delta_of(settings: PrivacySettings, num_units: int) -> float:
 
 
 def default_delta(num_units: int) -> float:
-    """The largest power of ten below 1 / num_units."""
-    return 10.0 ** (math.ceil(-math.log10(num_units)) - 1)
+    """The largest power of ten that is at most 1 / (2 num_units): above it the doctor calls delta weak."""
+    exponent = -1
+    while 10.0**exponent > 0.5 / num_units:
+        exponent -= 1
+    return 10.0**exponent
 
 
 def _no_budget() -> ConfigError:

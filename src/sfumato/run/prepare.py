@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import nn
@@ -23,7 +23,6 @@ from sfumato.doctor import (
     examine_surroundings,
 )
 from sfumato.errors import PrivacyError
-from sfumato.features.cache import OnProgress
 from sfumato.gradients import Clipping, FlatClipping
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.sampling_schemes import Batches
@@ -35,6 +34,7 @@ from sfumato.run.decision import declared_prior, first_decision
 from sfumato.run.devices import choose_device, fitting_rows
 from sfumato.run.features import feature_views, fit_extractor
 from sfumato.run.networks import initial_model
+from sfumato.run.progress import ProgressObserver, features_counter, reading_counter
 from sfumato.run.provenance import Provenance
 from sfumato.run.resolve import Resolved, group_units, load_splits, resolve
 from sfumato.run.task import probe_targets
@@ -50,16 +50,6 @@ from sfumato.training.inputs import Inputs, Units, Views
 from sfumato.training.kalman import KalmanFilter
 from sfumato.training.last_layer import last_layer_views
 from sfumato.training.losses import BinaryCrossEntropy
-
-
-class ProgressObserver(Protocol):
-    """Is told of what takes long before or between the steps."""
-
-    def noted(self, text: str) -> None:
-        """A sentence for the user."""
-
-    def computed(self, what: str, done: int, total: int) -> None:
-        """``done`` of ``total`` images are computed; ``what`` names the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +180,7 @@ def prepare(
     the computation of features is.
     """
     recipe = recipe if model is not None else with_backbone(recipe)
-    splits = data if data is not None else load_splits(recipe.data)
+    splits = data if data is not None else load_splits(recipe.data, on_progress=reading_counter(observer))
     resolved, checkpoint = resolve(
         recipe, splits, model=model, force=force, pretrained=pretrained, components=components
     )
@@ -257,11 +247,6 @@ def with_last_layer_rows(prepared: Prepared, observer: ProgressObserver | None) 
     train = prepared.splits.train
     views = last_layer_views(prepared.model, train, prepared.views, on_progress=counter)
     return replace(prepared, views=views)
-
-
-def features_counter(observer: ProgressObserver | None, split: str) -> OnProgress | None:
-    """Tells ``observer`` how many of the split's images have their features."""
-    return None if observer is None else partial(observer.computed, f"features of {split} images")
 
 
 def build_network(

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from sfumato.files import write_json
 from sfumato.release.card import headline, model_card, with_audit
-from sfumato.release.documents import Config, DecisionDocument
+from sfumato.release.documents import Config, DecisionDocument, RenderingDocument
 from sfumato.release.release import FORMAT, write_release
 from sfumato.release.run_folder import RunFolder, describe_environment
 from sfumato.reporting.records import read_audit
@@ -137,7 +137,10 @@ def stated_privacy(prepared: Prepared, *, num_steps: int, history: History) -> d
 def model_config(prepared: Prepared, decision: Decision) -> Config:
     """config.json: how to rebuild and feed the model."""
     resolved = prepared.resolved.document()
-    return Config(
+    settings = prepared.recipe.data
+    constants = {name: getattr(settings, name) for name in ("window", "range", "bits", "frame")}
+    rendering = {name: value for name, value in constants.items() if value is not None}
+    config = Config(
         format=FORMAT,
         model=resolved["model"],
         task=prepared.resolved.task,
@@ -146,10 +149,13 @@ def model_config(prepared: Prepared, decision: Decision) -> Config:
         channels=resolved["channels"],
         mean=resolved["mean"],
         std=resolved["std"],
-        fit=prepared.recipe.data.fit,
+        fit=settings.fit,
         data=resolved["data"],
         decision=cast(DecisionDocument, decision.as_dict()),
     )
+    if rendering:
+        config["rendering"] = cast(RenderingDocument, rendering)
+    return config
 
 
 def no_privacy_values(prepared: Prepared) -> dict[str, object]:

@@ -17,6 +17,8 @@ from torch import nn
 from sfumato.data import DataSplits, ImageSet, carve_validation, load_data
 from sfumato.data.augmentation import check_mixing, check_normalisation, check_views
 from sfumato.data.images import Task
+from sfumato.data.readers.decode import OnProgress
+from sfumato.data.readers.rendering import Rendering
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.files import read_json, write_json
 from sfumato.privacy.plan import Plan
@@ -205,7 +207,7 @@ def record_resolved(resolved: Resolved, folder: RunFolder, *, resuming: bool) ->
         )
 
 
-def load_splits(settings: DataSettings) -> DataSplits:
+def load_splits(settings: DataSettings, *, on_progress: OnProgress | None = None) -> DataSplits:
     """The data that [data] describes, with its holdout set apart."""
     if settings.name is None:
         raise ConfigError("no-data", "no data set is named", fix="Give DATA, or data.name in the recipe.")
@@ -217,6 +219,10 @@ def load_splits(settings: DataSettings) -> DataSplits:
         fit=settings.fit,
         classes=settings.classes,
         findings=settings.findings,
+        rendering=Rendering(
+            window=settings.window, range=settings.range, bits=settings.bits, frame=settings.frame
+        ),
+        on_progress=on_progress,
     )
     if settings.holdout:
         splits = carve_validation(

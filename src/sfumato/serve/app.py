@@ -42,7 +42,11 @@ def classify_bytes(released: ReleasedModel, content: bytes) -> dict[str, Any]:
 
     config = released.config
     pixels = decode_image(
-        Upload(content), image_size=config["image_size"], channels=config["channels"], fit=config["fit"]
+        Upload(content),
+        image_size=config["image_size"],
+        channels=config["channels"],
+        fit=config["fit"],
+        rendering=released.rendering,
     )
     prediction = released.predict(torch.from_numpy(pixels)[None])[0]
     named = ranked(prediction, released.classes, _SHOWN)

@@ -1,56 +1,90 @@
-"""Image files to uint8 arrays of one size, with Pillow, on all cores."""
+"""Image files to uint8 arrays of one size, with Pillow or pydicom, on all cores."""
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sfumato.data.fingerprint import pixel_id
+from sfumato.data.readers import dicom
+from sfumato.data.readers.header import (
+    MAX_PIXELS,
+    Header,
+    Upload,
+    check_frame,
+    corrupt,
+    missing_file,
+    too_large,
+    unsupported,
+)
+from sfumato.data.readers.rendering import AS_THE_FILES_SAY, Rendering, identity
 from sfumato.errors import DataError
 from sfumato.files import check_plain
 
 Fit = Literal["crop", "pad", "stretch"]
 OnProgress = Callable[[int, int], None]
+File = TypeVar("File", bound=Path | Upload)
+Result = TypeVar("Result")
 
 # Only these are ever tried: Pillow's other readers (EPS runs Ghostscript) have no place in training data.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
-MAX_PIXELS = 89_478_485  # Pillow's own warning level: about 9,459 x 9,459
 _GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16L", "I;16B", "I;16N"))
 _CHUNK = 1024
+_AT_ONCE = 32  # files of one task: one by one, handing them out takes longer than reading a header
 
 
-class Upload(io.BytesIO):
-    """An image file in memory, which has no name and is never stored."""
-
-    def __str__(self) -> str:
-        return "the image"
+def is_image(path: str | Path) -> bool:
+    """By its ending; or, for DICOM files, which often have none, by their first bytes."""
+    return _ending(path) in EXTENSIONS or is_dicom(path)
 
 
-@dataclass(frozen=True)
-class Header:
-    """What a file says about itself before any pixel is decoded."""
-
-    width: int
-    height: int
-    grey: bool
+def is_dicom(path: str | Path | Upload) -> bool:
+    """By its ending; or by its first bytes, if the ending is not that of another format."""
+    ending = "" if isinstance(path, Upload) else _ending(path)
+    return ending in dicom.ENDINGS or (ending not in EXTENSIONS and dicom.has_magic(path))
 
 
-def read_headers(paths: Sequence[Path | Upload]) -> list[Header]:
+def _ending(path: str | Path) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def read_headers(
+    paths: Sequence[Path | Upload],
+    rendering: Rendering = AS_THE_FILES_SAY,
+    on_progress: OnProgress | None = None,
+) -> list[Header]:
     """Headers of all files; a file that is no image, or too large to decode, is named and refused."""
-    with _strict_pillow(), ThreadPoolExecutor(num_threads()) as pool:
-        return list(pool.map(_read_header, paths))
+    headers: list[Header] = []
+    with _strict_readers(), ThreadPoolExecutor(num_threads()) as pool:
+        for part in _mapped(pool, lambda path: _read_header(path, rendering), paths):
+            headers += part
+            if on_progress is not None:
+                on_progress(len(headers), len(paths))
+    return headers
+
+
+def read_patients(paths: Sequence[Path]) -> list[str]:
+    """The PatientID of each DICOM file, sensitive; the empty text where there is none."""
+    with _strict_readers(), ThreadPoolExecutor(num_threads()) as pool:
+        return [patient for part in _mapped(pool, dicom.read_patient, paths) for patient in part]
+
+
+def _mapped(
+    pool: ThreadPoolExecutor, work: Callable[[File], Result], paths: Sequence[File]
+) -> Iterator[list[Result]]:
+    """``work`` for all files, in their order, some at a time."""
+    parts = [paths[start : start + _AT_ONCE] for start in range(0, len(paths), _AT_ONCE)]
+    return pool.map(lambda part: [work(path) for path in part], parts)
 
 
 def decode_files(
@@ -59,6 +93,7 @@ def decode_files(
     image_size: int,
     channels: int,
     fit: Fit,
+    rendering: Rendering = AS_THE_FILES_SAY,
     on_progress: OnProgress | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Chunks of (images uint8 (n, C, S, S), content ids int64 (n,)) in the order of ``paths``.
@@ -67,43 +102,47 @@ def decode_files(
     """
 
     def one(path: Path | Upload) -> tuple[np.ndarray, int]:
-        image = _decode(path)
-        resized = _fit(image, image_size, channels, fit)
-        pixels = np.asarray(resized)
-        return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1), pixel_id(np.asarray(image))
+        image, identified_by = _decode(path, rendering)
+        pixels = np.asarray(_fit(image, image_size, channels, fit))
+        return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1), pixel_id(identified_by)
 
     done = 0
-    with _strict_pillow(), ThreadPoolExecutor(num_threads()) as pool:
+    with _strict_readers(), ThreadPoolExecutor(num_threads()) as pool:
         for start in range(0, len(paths), _CHUNK):
             part = paths[start : start + _CHUNK]
             images = np.empty((len(part), channels, image_size, image_size), dtype=np.uint8)
             ids = np.empty(len(part), dtype=np.int64)
-            for row, (pixels, content_id) in enumerate(pool.map(one, part)):
-                images[row], ids[row] = pixels, content_id
+            row = 0
+            for decoded in _mapped(pool, one, part):
+                for images[row], ids[row] in decoded:
+                    row += 1
+                if on_progress is not None:
+                    on_progress(done + row, len(paths))
             done += len(part)
-            if on_progress is not None:
-                on_progress(done, len(paths))
             yield images, ids
 
 
-def decode_image(path: Path | Upload, *, image_size: int, channels: int, fit: Fit = "crop") -> np.ndarray:
+def decode_image(
+    path: Path | Upload,
+    *,
+    image_size: int,
+    channels: int,
+    fit: Fit = "crop",
+    rendering: Rendering = AS_THE_FILES_SAY,
+) -> np.ndarray:
     """One file, on the disk or in memory, as uint8 (C, S, S), exactly as ``load_data`` would decode it."""
-    read_headers([path])
-    return next(decode_files([path], image_size=image_size, channels=channels, fit=fit))[0][0]
+    read_headers([path], rendering)
+    chunks = decode_files([path], image_size=image_size, channels=channels, fit=fit, rendering=rendering)
+    return next(chunks)[0][0]
 
 
-def _read_header(path: Path | Upload) -> Header:
+def _read_header(path: Path | Upload, rendering: Rendering) -> Header:
+    if is_dicom(path):
+        return dicom.read_header(path, rendering)
     with _opened(path) as image:
         width, height = image.size
-        num_frames = getattr(image, "n_frames", 1)
-        if num_frames > 1:
-            raise DataError(
-                "several-frames",
-                f"{path}: holds {num_frames} frames.",
-                why="One file is one image; choosing a frame for you could drop what matters.",
-                fix="Save each frame as a file of its own.",
-            )
-        return Header(width, height, image.mode in _GREY_MODES)
+        check_frame(path, getattr(image, "n_frames", 1), rendering.frame)
+        return Header(width, height, image.mode in _GREY_MODES, 16 if image.mode.startswith("I") else 8)
 
 
 @contextmanager
@@ -117,22 +156,15 @@ def _opened(path: Path | Upload) -> Iterator[Image.Image]:
                 raise Image.DecompressionBombError(f"({image.width * image.height} pixels)")
             yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(
-            "image-too-large",
-            f"{path}: claims {_claimed_pixels(error)} pixels.",
-            why=f"Images above {MAX_PIXELS:,} pixels are not decoded: a small file could fill the memory.",
-            fix="Resize the image, or remove it if it does not belong there.",
-        ) from error
+        raise too_large(path, _claimed_pixels(error)) from error
     except UnidentifiedImageError as error:
-        raise _corrupt(path, f"is not an image in any of {', '.join(FORMATS)}") from error
+        raise corrupt(path, f"is not an image in any of {', '.join(FORMATS)}, nor DICOM") from error
     except FileNotFoundError as error:
-        raise DataError(
-            "missing-image", f"{path}: does not exist.", fix="Correct the path, or restore the file."
-        ) from error
+        raise missing_file(path) from error
     except DataError:
         raise
     except Exception as error:  # Pillow's readers answer bad bytes with almost any error
-        raise _corrupt(path, str(error) or type(error).__name__) from error
+        raise corrupt(path, str(error) or type(error).__name__) from error
 
 
 def _claimed_pixels(error: Exception) -> str:
@@ -141,20 +173,25 @@ def _claimed_pixels(error: Exception) -> str:
     return f"{int(match[1]):,}" if match else "too many"
 
 
-def _corrupt(path: Path | Upload, reason: str) -> DataError:
-    return DataError(
-        "corrupt-image",
-        f"{path}: {reason}.",
-        why="Images are never skipped silently: the number of examples is part of the guarantee.",
-        fix="Repair or remove the file, then start again.",
-    )
+def _decode(path: Path | Upload, rendering: Rendering) -> tuple[Image.Image, np.ndarray]:
+    """The whole picture upright, as mode L or RGB with 8 bits; and the pixels that its content id is made of.
 
-
-def _decode(path: Path | Upload) -> Image.Image:
-    """The whole picture upright, as mode L or RGB with 8 bits."""
+    These do not depend on ``rendering``: the same image remains the same in the ledger.
+    """
+    if is_dicom(path):
+        return dicom.decode(path, rendering)
     with _opened(path) as image:
+        image.seek(check_frame(path, getattr(image, "n_frames", 1), rendering.frame))
         image.load()
-        return _eight_bit(ImageOps.exif_transpose(image), path)
+        upright = ImageOps.exif_transpose(image)
+        if not upright.mode.startswith("I"):
+            picture = _eight_bit(upright, path)
+            return picture, np.asarray(picture)
+        values = np.asarray(upright).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise unsupported(path, "32-bit integers")
+        picture = Image.fromarray(rendering.sixteen_to_eight(values, path))
+        return picture, identity(values.astype(np.uint16))
 
 
 def _eight_bit(image: Image.Image, path: Path | Upload) -> Image.Image:
@@ -163,11 +200,6 @@ def _eight_bit(image: Image.Image, path: Path | Upload) -> Image.Image:
         return image
     if mode == "1":
         return image.convert("L")
-    if mode == "I" or mode.startswith("I;16"):
-        values = np.asarray(image).astype(np.int64)
-        if values.min() < 0 or values.max() > 65535:
-            raise _unsupported(path, "32-bit integers")
-        return Image.fromarray((values // 257).astype(np.uint8))  # the full 16-bit range, for every image
     if mode == "P":
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
     elif mode in ("LA", "La", "PA", "RGBa"):
@@ -179,17 +211,8 @@ def _eight_bit(image: Image.Image, path: Path | Upload) -> Image.Image:
     if image.mode in ("CMYK", "YCbCr", "LAB", "HSV", "RGBX"):
         return image.convert("RGB")
     if image.mode != "RGB":
-        raise _unsupported(path, f"mode {mode}")
+        raise unsupported(path, f"mode {mode}")
     return image
-
-
-def _unsupported(path: Path | Upload, what: str) -> DataError:
-    return DataError(
-        "unsupported-pixels",
-        f"{path}: holds {what}.",
-        why="How to map such values to 8 bits is a choice that only you can make.",
-        fix="Convert to 8-bit or 16-bit greyscale, or to RGB.",
-    )
 
 
 def _fit(image: Image.Image, size: int, channels: int, fit: Fit) -> Image.Image:
@@ -204,9 +227,13 @@ def _fit(image: Image.Image, size: int, channels: int, fit: Fit) -> Image.Image:
 
 
 @contextmanager
-def _strict_pillow() -> Iterator[None]:
-    """Pillow's bomb warning is an error here; its remarks on odd metadata say nothing about pixels."""
-    with warnings.catch_warnings():
+def _strict_readers() -> Iterator[None]:
+    """Pillow's bomb warning is an error here; its remarks on odd metadata say nothing about pixels.
+
+    Of pydicom nothing is heard, since it quotes headers. Filters of warnings belong to the process: enter
+    this before threads start.
+    """
+    with dicom.quiet():
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         yield

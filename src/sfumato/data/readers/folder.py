@@ -14,12 +14,15 @@ from sfumato.data.readers.decode import Fit, Header, OnProgress, read_headers
 from sfumato.data.readers.findings import refuse_findings
 from sfumato.data.readers.listing import SPLITS, Entry, Listing, empty_class, image_files, list_folder
 from sfumato.data.readers.manifest import read_manifest
+from sfumato.data.readers.rendering import AS_THE_FILES_SAY, Rendering
+from sfumato.data.survey import survey
 from sfumato.errors import DataError
 from sfumato.ledger.links import one_spelling
 
 # Fixed public choices: nothing about the images decides them, or one image could.
 DEFAULT_SIZE = 64
 DEFAULT_CHANNELS = 3
+FROM_DICOM = "dicom"  # in place of an expression: the PatientID of each file's header
 
 
 def load_folder(
@@ -29,20 +32,27 @@ def load_folder(
     channels: int | None = None,
     patient_from: str | None = None,
     fit: Fit = "crop",
+    rendering: Rendering = AS_THE_FILES_SAY,
     on_progress: OnProgress | None = None,
     name: str = "images",
     classes: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
 ) -> DataSplits:
     """Every image that ``list_images`` finds, decoded to one size, as train, val and test."""
-    listing = list_images(folder, classes, findings)
-    if patient_from is not None:
-        listing = listing.with_patients(patient_from)
+    listing = with_patients(list_images(folder, classes, findings), patient_from)
     paths = [entry.path for entry in listing.entries]
-    notes = _suggestions(read_headers(paths), image_size, channels)
-    size, depth = image_size or DEFAULT_SIZE, channels or DEFAULT_CHANNELS
-    images, ids = decode_all(paths, image_size=size, channels=depth, fit=fit, on_progress=on_progress)
+    headers = read_headers(paths, rendering, on_progress)
+    notes = _suggestions(headers, image_size, channels)
+    images, ids = decode_all(
+        paths,
+        image_size=image_size or DEFAULT_SIZE,
+        channels=channels or DEFAULT_CHANNELS,
+        fit=fit,
+        rendering=rendering,
+        on_progress=on_progress,
+    )
     names, numbers = _number_patients(listing.entries)
+    in_file_names = patient_from not in (None, FROM_DICOM)
     labels = _labels(listing)
     parts = {}
     for split in SPLITS:
@@ -64,7 +74,23 @@ def load_folder(
         patient_names=names,
         notes=notes,
         classes_are_declared=listing.declared,
+        survey=survey(
+            listing.entries,
+            headers,
+            None if numbers is None else numbers.tolist(),
+            in_file_names=in_file_names,
+        ),
     )
+
+
+def with_patients(listing: Listing, patient_from: str | None) -> Listing:
+    """By the expression; or by DICOM headers, if that is asked for or nothing else names patients."""
+    named = any(entry.patient is not None for entry in listing.entries)
+    if patient_from is None:
+        return listing if named else listing.with_dicom_patients(needed=False)
+    if patient_from == FROM_DICOM and not named:
+        return listing.with_dicom_patients(needed=True)
+    return listing.with_patients(patient_from)  # which refuses patients that are named twice
 
 
 def list_images(
@@ -101,7 +127,7 @@ def _list_tiny_imagenet(folder: Path) -> Listing:
         if not images.is_dir():
             raise empty_class(str(folder), class_name)
         for path in image_files(images):
-            entries.append(_entry(folder, path, "train", numbers[class_name]))
+            entries.append(_entry(folder, Path(path), "train", numbers[class_name]))
     annotations = folder / "val" / "val_annotations.txt"
     lines = _read_ascii(annotations).splitlines() if annotations.is_file() else []
     for line, text in enumerate(lines, start=1):

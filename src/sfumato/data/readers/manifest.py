@@ -15,6 +15,7 @@ from sfumato.data.readers.findings import (
     refuse_several,
 )
 from sfumato.data.readers.listing import (
+    SPLIT_NAMES,
     SPLITS,
     Entry,
     Listing,
@@ -74,11 +75,11 @@ def _entries(
         label, several = -1, () if findings is None else findings.of_row(row, where)
         if findings is None:
             label = _label(row["label"], numbers, where, declared=declared, by_line=by_line)
-        split = row.get("split", "train")
-        if split not in SPLITS:
+        split = SPLIT_NAMES.get(row.get("split", "train").lower())
+        if split is None:
             raise DataError(
                 "unknown-split",
-                f"{where}: split is {split!r}. {did_you_mean(split, SPLITS)}".rstrip(),
+                f"{where}: split is {row['split']!r}. {did_you_mean(row['split'], SPLITS)}".rstrip(),
                 fix="Use train, val or test.",
             )
         if not row.get("patient", "-"):
@@ -96,7 +97,8 @@ def _read_rows(
     file: Path, declared: Sequence[str] | None
 ) -> tuple[Findings | None, list[tuple[int, dict[str, str]]]]:
     """The findings, if images have several, and (line number, row) of every row, with only known columns."""
-    reader = csv.reader(io.StringIO(_read_text(file), newline=""), strict=True)
+    text = _read_text(file)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
     rows = []
     try:
         header = [_spelling(column.strip()) for column in next(reader, [])]
@@ -119,6 +121,12 @@ def _read_rows(
 
 def _spelling(column: str) -> str:
     return column.lower() if column.lower() in COLUMNS else column
+
+
+def _delimiter(text: str) -> str:
+    """What separates the columns of the first line: a comma; a semicolon or tab where there is no comma."""
+    first = text.partition("\n")[0]
+    return next((mark for mark in (",", ";", "\t") if mark in first), ",")
 
 
 def _read_text(file: Path) -> str:
