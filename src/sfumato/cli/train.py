@@ -105,14 +105,8 @@ def command(
         "audit.kind": audit_kind,
     }
     recipe_name, backbone, network = backbone_settings(recipe_name)
-    recipe = assemble(
-        recipe_name,
-        {key: value for key, value in flags.items() if value is not None} | backbone,
-        (*network, *assignments),
-        out,
-        resume,
-        minutes=minutes,
-    )
+    given = {key: value for key, value in flags.items() if value is not None} | backbone
+    recipe = assemble(recipe_name, given, (*network, *assignments), out, resume, minutes=minutes)
     folder = out if out is not None else Path("runs") / default_name(recipe)
     if dry_run:
         _dry_run(recipe, folder, resume=resume, force=force, as_json=as_json)
