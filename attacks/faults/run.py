@@ -88,3 +88,17 @@ def another_plan_released(patch):
 @fault("earlier-runs-forgotten", tests=("run/test_filing.py",))
 def earlier_runs_forgotten(patch):
     rewrite(patch, "sfumato.run.filing:History.earlier", "earlier < 1", "earlier < 100")
+
+
+@fault("cross-validation-spends-unseen", tests=("run/test_estimator.py",))
+def cross_validation_spends_unseen(patch):
+    from sfumato.run import estimator
+
+    patch.setattr(estimator, "_called_by_search", lambda: False)
+
+
+@fault("repeated-fits-unseen", tests=("run/test_estimator.py",))
+def repeated_fits_unseen(patch):
+    from sfumato.run import estimator
+
+    patch.setattr(estimator, "_check_first", lambda ledger, data: None)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sfumato.recipes import Recipe, load_recipe, with_settings
     from sfumato.release.release import load
     from sfumato.run import train
+    from sfumato.run.estimator import PrivateImageClassifier
     from sfumato.run.own_release import write_release
     from sfumato.training import fit
 
@@ -60,6 +61,7 @@ _HOMES = {
     "SeededSource": "randomness",
     "fit": "training",
     "train": "run",
+    "PrivateImageClassifier": "run.estimator",
     "write_release": "run.own_release",
     "load": "release.release",
     "ConfigError": "errors",
@@ -78,6 +80,7 @@ __all__ = [
     "ModelError",
     "Plan",
     "PrivacyError",
+    "PrivateImageClassifier",
     "Recipe",
     "RunError",
     "SecureSource",

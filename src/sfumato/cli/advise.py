@@ -63,6 +63,8 @@ def command(
         click.echo("Each patient is taken to have two images: how many they have is private.")
     if facts.has_accelerator:
         click.echo("There is a graphics card; none was measured, so expect less time than that.")
+    if "data.class_counts" in advice.settings:
+        click.echo("How frequent the classes are is released with noise, counted in ε (docs/evaluation.md).")
     for line in missing_lines(advice):
         click.echo(line)
     click.echo(f"Nothing was spent. To train so: sfumato train {data} --epsilon {epsilon:g}")
@@ -157,7 +159,7 @@ def _document(advice: Advice) -> dict[str, Any]:
     return {
         "facts": {**asdict(advice.facts), "weights": sorted(advice.facts.weights)},
         "chosen": advice.chosen.recipe,
-        "settings": dict(advice.chosen.settings),
+        "settings": advice.settings,
         "reason": advice.reason,
         "ways": [
             {

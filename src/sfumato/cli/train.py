@@ -180,7 +180,10 @@ def _advised(given: dict[str, Any], minutes: float | None) -> Recipe:
     )
     for line in [choice_line(advice), *missing_lines(advice)]:
         click.echo(line, err=True)
-    return with_settings(load_recipe(advice.chosen.recipe), advice.chosen.settings)
+    changes = advice.settings
+    if asked.data.prevalence is not None:
+        changes.pop("data.class_counts", None)  # declared: it need not be paid for
+    return with_settings(load_recipe(advice.chosen.recipe), changes)
 
 
 def default_name(recipe: Recipe) -> str:

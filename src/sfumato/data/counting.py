@@ -21,6 +21,7 @@ class Counted:
 
     num_units: int
     num_classes: int
+    multi_label: bool = False  # the classes are findings, any number of them in an image
 
 
 def count_units(
@@ -51,11 +52,13 @@ def _count_files(folder: Path, listing: Listing, *, unit: Unit, patient_from: st
         listing = with_patients(listing, patient_from)
     train = [entry for entry in listing.entries if entry.split == "train"]
     if unit == "image":
-        return Counted(num_units=len(train), num_classes=len(listing.classes))
+        return Counted(
+            num_units=len(train), num_classes=len(listing.classes), multi_label=listing.multi_label
+        )
     patients = {None if entry.patient is None else one_spelling(entry.patient) for entry in train}
     if None in patients:
         raise _no_patients(folder.name)
-    return Counted(num_units=len(patients), num_classes=len(listing.classes))
+    return Counted(num_units=len(patients), num_classes=len(listing.classes), multi_label=listing.multi_label)
 
 
 def _no_patients(name: str) -> DataError:

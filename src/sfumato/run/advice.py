@@ -26,6 +26,7 @@ _MANY_UNITS = 20_000  # from here on our figures of photographs are nearer than 
 _PATIENCE = 30.0  # minutes, where --minutes does not say
 _IMAGES_PER_PATIENT = 2  # assumed: the true number is private
 _SCORED_SHARE = 1.15  # test images are computed too
+_UNITS_PER_CLASS = 100  # from here on noisy counts of the classes say how frequent they are
 # Settings that only a training from pixels has: who gives one wants that.
 _PIXEL_SETTINGS = ("model.", "augmentation.", "pretraining.", "data.mean", "data.std", "training.batch_size")
 
@@ -42,6 +43,7 @@ class PublicFacts:
     has_accelerator: bool
     weights: frozenset[int]  # which EfficientNet-Lites are installed
     minutes: float | None = None  # that the user has
+    multi_label: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,7 @@ WAYS = (
 )
 _WAY = {way.recipe: way for way in WAYS}
 # The best first, by our own figures: on chest X-rays (few units), on CIFAR-10 (many).
-_FEW = ("fast/lite0", "finetune/efficientnet-lite0", "fast/pretrained", "fast/combined", "fast/patches")
+_FEW = ("finetune/efficientnet-lite0", "fast/lite0", "fast/pretrained", "fast/combined", "fast/patches")
 _MANY = ("fast/pretrained", "fast/lite0", "fast/combined", "fast/patches")
 
 
@@ -131,6 +133,21 @@ class Advice:
     chosen: Way
     reason: str
     expectations: tuple[Expectation, ...]
+
+    @property
+    def settings(self) -> dict[str, Scalar]:
+        """What the chosen recipe is changed by.
+
+        Where there are enough units, how frequent the classes are is released with noise that ε counts, and
+        of two classes a threshold too, so that the frequent one is not called too often: docs/evaluation.md.
+        """
+        facts, changes = self.facts, dict(self.chosen.settings)
+        counted = facts.num_units >= _UNITS_PER_CLASS * facts.num_classes
+        if counted and facts.epsilon is not None and not facts.multi_label:
+            changes["data.class_counts"] = "released"
+            if facts.num_classes == 2:
+                changes["decision.threshold"] = "released"
+        return changes
 
     @property
     def missing(self) -> tuple[Expectation, ...]:
@@ -157,14 +174,13 @@ def facts_of(counted: Counted, *, unit: Unit, epsilon: float | None, minutes: fl
         has_accelerator=torch.accelerator.current_accelerator() is not None,
         weights=frozenset(n for n in range(3) if importlib.util.find_spec(_PACKAGE.format(n)) is not None),
         minutes=minutes,
+        multi_label=counted.multi_label,
     )
 
 
 def advise(facts: PublicFacts) -> Advice:
     """The way for these facts: the best that is installed and fits into the time, else the quickest."""
     order = list(_MANY if facts.num_units >= _MANY_UNITS else _FEW)
-    if facts.has_accelerator and facts.num_units < _MANY_UNITS:
-        order.insert(0, order.pop(order.index("finetune/efficientnet-lite0")))
     ranked = [_WAY[name] for name in order]
     installed = [way for way in ranked if way.is_installed(facts)]
     fitting = [way for way in installed if way.minutes(facts) <= _limit(facts)]
