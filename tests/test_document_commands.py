@@ -75,7 +75,7 @@ def test_every_command_runs_as_it_is_written(
     lines = commands_after(page, PAGES[page])
     assert len(lines) >= 6
     for line in lines:
-        if line.startswith("sfumato data get") or line.startswith("sfumato data import"):
+        if line.startswith(("sfumato data get", "sfumato data import")):
             continue  # the network, and an archive of the reader's
         words = [word for part in shlex.split(line)[1:] for word in _expanded(part)]
         code = _exit_code(words)
