@@ -41,11 +41,6 @@ class FindingScores:
     per_finding: dict[str, FindingScore]
     task: str = "multi-label"
 
-    @property
-    def top5_accuracy(self) -> None:
-        """There is none: more than one may be right."""
-        return None
-
     def as_dict(self) -> dict[str, Any]:
         """JSON values; a loss beyond all numbers becomes None."""
         return {**asdict(self), "loss": self.loss if math.isfinite(self.loss) else None}

@@ -112,8 +112,9 @@ def _labels(listing: Listing) -> torch.Tensor:
     if not listing.multi_label:
         return torch.tensor([entry.label for entry in listing.entries])
     labels = torch.zeros(len(listing.entries), len(listing.classes))
-    for row, entry in enumerate(listing.entries):
-        labels[row, list(entry.findings)] = 1.0
+    found = [(row, number) for row, entry in enumerate(listing.entries) for number in entry.findings]
+    if found:
+        labels[tuple(torch.tensor(found).T)] = 1.0
     return labels
 
 
