@@ -237,6 +237,7 @@ def note_busy_cores(recipe: Recipe) -> None:
 def echo_result(result: RunResult, *, as_json: bool) -> None:
     """Guarantee, accuracy and where everything lies."""
     from sfumato.release.card import headline
+    from sfumato.training.assessment import flat_measures
     from sfumato.training.finding_scores import FindingScores
 
     folder, privacy, scores = result.folder, result.privacy, result.scores
@@ -249,6 +250,7 @@ def echo_result(result: RunResult, *, as_json: bool) -> None:
                 "seconds": result.seconds,
                 "split": result.scored_split,
                 "accuracy": None if scores is None else scores.accuracy,
+                **({} if result.assessment is None else flat_measures(result.assessment)),
                 "sensitive": result.scores_are_sensitive,
                 "privacy": privacy,
             }
@@ -261,7 +263,14 @@ def echo_result(result: RunResult, *, as_json: bool) -> None:
             # accuracy says little where most findings are rare
             shown = f"Mean AUC   {scores.mean_auc:.4f} over {len(scores.auc)} findings"
         note = " (sensitive: of private images, keep it local)" if result.scores_are_sensitive else ""
+        for line in measure_lines(result.assessment):
+            click.echo(line)
         click.echo(f"{shown} of {scores.num_examples:,} {split} images{note}")
+    else:
+        click.echo(
+            "Accuracy   not measured: there are no test images. Put some aside in test/<class>/, or train "
+            "with --set data.holdout=0.2"
+        )
     click.secho(f"Guarantee  {headline(privacy)}", fg=None if privacy["releasable"] else "red", bold=True)
     click.echo(f"\n{privacy['statement']}\n")
     click.echo(
@@ -270,6 +279,24 @@ def echo_result(result: RunResult, *, as_json: bool) -> None:
         else f"Model      {folder / 'release'}   (must NOT be published)"
     )
     click.echo(f"Report     {folder / 'report.html'}")
+
+
+def measure_lines(assessment: dict[str, Any] | None) -> list[str]:
+    """What to read before the accuracy, which hides rare classes."""
+    from sfumato.release.card import measure_text
+    from sfumato.release.escaping import one_line
+
+    if assessment is None:
+        return []
+    measures = assessment["measures"]
+    lines = [f"AUC        {measure_text(measures['auc'])}"]
+    lines.append(f"Balanced   {measure_text(measures['balanced_accuracy'])}   accuracy over classes")
+    if assessment["positive"] is not None:
+        called = one_line(assessment["positive"])
+        rule = f"called {called} from a probability of {assessment['threshold']:.3g} on"
+        lines.append(f"Finds      {measure_text(measures['sensitivity'])}   sensitivity; {rule}")
+        lines.append(f"Clears     {measure_text(measures['specificity'])}   specificity")
+    return lines
 
 
 def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json: bool) -> None:

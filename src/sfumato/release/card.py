@@ -24,7 +24,12 @@ def headline(privacy: Mapping[str, Any]) -> str:
 
 
 def model_card(
-    *, config: Mapping[str, Any], privacy: Mapping[str, Any], scores: AnyScores | None, recipe: Recipe | None
+    *,
+    config: Mapping[str, Any],
+    privacy: Mapping[str, Any],
+    scores: AnyScores | None,
+    assessment: Mapping[str, Any] | None = None,
+    recipe: Recipe | None,
 ) -> str:
     """The card as Markdown; without a ``recipe`` the training was a loop of somebody's own."""
     name = config["model"]["name"] or "own model"
@@ -34,6 +39,7 @@ def model_card(
         _figures(privacy),
         _record(privacy),
         _accuracy(scores, guaranteed=privacy["epsilon"] is not None),
+        measures_table(assessment),
         _use(config),
         _training(config, recipe),
     ]
@@ -147,6 +153,45 @@ def _findings(scores: FindingScores, covered: str) -> str:
         f"{scores.num_examples:,} test images are called rightly, and all of an image in "
         f"{100 * scores.exact_match:.2f} % of them. {covered}\n\n" + "\n".join([head, *rows])
     )
+
+
+NAMES = {
+    "auc": "area under the ROC curve",
+    "average_precision": "average precision",
+    "balanced_accuracy": "balanced accuracy",
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "precision": "positive predictive value",
+    "negative_predictive_value": "negative predictive value",
+    "f1": "F1",
+    "mcc": "MCC",
+    "accuracy": "accuracy",
+}  # of measures, in the order in which they are shown
+
+
+def measures_table(assessment: Mapping[str, Any] | None) -> str:
+    """The measures with their intervals as Markdown."""
+    if assessment is None:
+        return ""
+    rows = [
+        f"| {name} | {measure_text(assessment['measures'][key])} |"
+        for key, name in NAMES.items()
+        if key in assessment["measures"]
+    ]
+    people = f"{assessment['num_people']:,} people or images of nobody known"
+    note = f"Intervals of {100 * assessment['confidence']:g} %: bootstrap over {people}."
+    if assessment["positive"] is not None:
+        called = f"{markdown(assessment['positive'])} from a probability of {assessment['threshold']:.3g} on"
+        note = f"Called {called}. {note}"
+    return "| measure | value (interval) |\n|---|---|\n" + "\n".join(rows) + f"\n\n{note}"
+
+
+def measure_text(entry: Mapping[str, Any]) -> str:
+    """A value with its interval, in few signs."""
+    if entry["value"] is None:
+        return "not defined"
+    ends = "" if entry["lower"] is None else f" ({entry['lower']:.3f} to {entry['upper']:.3f})"
+    return f"{entry['value']:.3f}{ends}"
 
 
 def _use(config: Mapping[str, Any]) -> str:

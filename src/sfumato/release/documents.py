@@ -166,7 +166,8 @@ class Environment(TypedDict):
     processor: str | None
     accelerator: str | None
     num_threads: Count
-    seconds: Annotated[float, Meta(ge=0, le=1e10)]
+    seconds: Annotated[float, Meta(ge=0, le=1e10)]  # of the steps
+    total_seconds: NotRequired[Annotated[float, Meta(ge=0, le=1e10)]]  # with features, checks and scores
 
 
 class MetricsLine(TypedDict):
@@ -212,6 +213,49 @@ class FindingDocument(TypedDict):
     num_positive: Count
 
 
+_Level = Annotated[float, Meta(ge=-1, le=1)]
+_Points = Annotated[list[tuple[Share, Share]], Meta(max_length=10_000)]
+
+
+class MeasureDocument(TypedDict):
+    """A figure and the ends of its interval; None where it is not defined."""
+
+    value: _Level | None
+    lower: _Level | None
+    upper: _Level | None
+
+
+class ClassDocument(TypedDict):
+    """One class against all others."""
+
+    num_examples: Count
+    auc: MeasureDocument
+    average_precision: MeasureDocument
+    sensitivity: MeasureDocument
+    specificity: MeasureDocument
+    precision: MeasureDocument
+    f1: MeasureDocument
+
+
+class CurvesDocument(TypedDict):
+    """Points (1 - specificity, sensitivity) and (sensitivity, precision)."""
+
+    roc: _Points
+    precision_recall: _Points
+
+
+class CalibrationDocument(TypedDict):
+    """Stated probability and observed share in bins of equal width."""
+
+    error: Share
+    brier: NonNegative | None
+    stated: list[Share | None]
+    observed: list[Share | None]
+    counts: list[Count]
+    best_temperature: NonNegative
+    error_at_best_temperature: Share
+
+
 class ScoresDocument(TypedDict):
     """``scores.json``: the released model on images whose scores may be shown.
 
@@ -225,3 +269,12 @@ class ScoresDocument(TypedDict):
     confusion: NotRequired[list[list[Count]]]
     mean_auc: NotRequired[Share | None]
     per_finding: NotRequired[dict[str, FindingDocument]]
+    # earlier versions did not write these
+    confidence: NotRequired[Share]
+    num_people: NotRequired[Count]
+    threshold: NotRequired[Share | None]
+    positive: NotRequired[str | None]
+    measures: NotRequired[dict[str, MeasureDocument]]
+    classes: NotRequired[dict[str, ClassDocument]]
+    curves: NotRequired[dict[str, CurvesDocument]]
+    calibration: NotRequired[CalibrationDocument]

@@ -16,6 +16,8 @@ WIDTH, HEIGHT = 520, 290  # about the size on the page, so that letters keep the
 LEFT, RIGHT, TOP, BOTTOM = 68, 14, 14, 46
 _LETTER = 7.2  # mean width of a letter of a name
 _LONGEST = 26  # letters of a name that are shown; all of them are in its tooltip
+_BESIDE, _ABOVE = 20, 64  # letters that fit beside a bar, and above one
+_LONGEST_OF_CONFUSION = 12
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,16 @@ class Series:
 
 
 def line_chart(
-    series: Sequence[Series], *, x_label: str, y_label: str, percent: bool = False, markers: bool = False
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    percent: bool = False,
+    markers: bool = False,
+    marked: Sequence[tuple[str, float, float]] = (),
+    diagonal: bool = False,
 ) -> Markup:
-    """Lines over a common grid that starts at zero."""
+    """Lines over a common grid that starts at zero; ``marked`` are single points (text, x, y) of note."""
     points = [point for line in series for point in line.points]
     if not points:
         return tag("p", "Nothing to draw yet.", class_="empty")
@@ -58,12 +67,21 @@ def line_chart(
                 )
                 for x, y in line.points
             ]
+    if diagonal:  # what chance, or perfect calibration, would give
+        ends = f"{across(0):.1f},{up(0):.1f} {across(1):.1f},{up(1):.1f}"
+        parts.append(tag("polyline", class_="line dashed", points=ends))
+    parts += [
+        tag("circle", tag("title", text), class_="dot marked", cx=f"{across(x):.1f}", cy=f"{up(y):.1f}", r=5)
+        for text, x, y in marked
+    ]
     label = f"{y_label} against {x_label}"
     return svg(WIDTH, HEIGHT, label, parts, css="lines") + legend([line.name for line in series])
 
 
 def bar_chart(values: Sequence[tuple[str, float | None]], *, label: str) -> Markup:
-    """Horizontal bars of shares between 0 and 1, each with its figure."""
+    """Horizontal bars of shares between 0 and 1, each with its figure; long names stand above their bars."""
+    if any(len(name) > _BESIDE for name, _ in values):
+        return _bars_under_names(values, label=label)
     row = 34 if len(values) <= 12 else 24
     name_width = _label_width([name for name, _ in values])
     full = WIDTH - name_width - 66
@@ -82,13 +100,37 @@ def bar_chart(values: Sequence[tuple[str, float | None]], *, label: str) -> Mark
     return svg(WIDTH, row * len(values) + 4, label, parts)
 
 
+def _bars_under_names(values: Sequence[tuple[str, float | None]], *, label: str) -> Markup:
+    row, full = 46, WIDTH - 66
+    parts = []
+    for number, (name, share) in enumerate(values):
+        y = number * row
+        figure = "no images" if share is None else f"{100 * share:.1f} %"
+        title = tag("title", f"{name}: {figure}")
+        place = {"x": 0, "y": y + 22, "height": 14, "rx": 3}
+        parts += [
+            tag("text", _short(name, _ABOVE), title, class_="name", x=0, y=y + 15),
+            tag("rect", class_="track", width=full, **place),
+            tag("rect", title, class_="bar", width=f"{full * (share or 0.0):.1f}", **place),
+            tag("text", figure, class_="figure", x=full + 8, y=y + 34),
+        ]
+    return svg(WIDTH, row * len(values) + 4, label, parts)
+
+
 def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> Markup:
-    """True classes down, predicted ones across; each row's shades are shares of that true class."""
+    """True classes down, predicted ones across; each row's shades are shares of that true class.
+
+    Long names would leave the matrix no room: it has their numbers instead, and a list below tells which.
+    """
     named = len(classes) <= 30
+    if named and any(len(name) > _LONGEST_OF_CONFUSION for name in classes):
+        numbers = [str(number + 1) for number in range(len(classes))]
+        names = [tag("li", f"{number} {name}") for number, name in zip(numbers, classes, strict=True)]
+        return confusion_chart(matrix, numbers) + tag("ul", *names, class_="legend")
     margin = _label_width(classes) if named else 12
     top = 12 + 0.77 * margin if named else 12  # names across are slanted by 50 degrees
     slant = margin * 0.42 if named else 12  # the last slanted name needs room on its right
-    cell = max(3.0, min(44.0, (WIDTH - margin - slant) / len(classes)))
+    cell = max(3.0, min(90.0 if len(classes) <= 4 else 44.0, (WIDTH - margin - slant) / len(classes)))
     parts = []
     for row, counts in enumerate(matrix):
         total = sum(counts)
@@ -120,7 +162,10 @@ def confusion_chart(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> 
         ]
     side = cell * len(classes)
     label = "confusion matrix: true classes down, predicted across"
-    return svg(max(WIDTH, margin + side + slant), top + side + 4, label, parts, css="confusion")
+    width = margin + side + slant
+    # as wide as it is, and no wider: stretched to the page, two classes would have letters of a headline
+    css = "confusion small" if width <= 0.7 * WIDTH else "confusion"
+    return svg(width, top + side + 4, label, parts, css=css)
 
 
 def _figure_in_cell(number: int, x: float, y: float, cell: float, shade: float) -> list[Markup]:
@@ -212,5 +257,5 @@ def _label_width(names: Sequence[str]) -> float:
     return 22 + _LETTER * min(_LONGEST, max((len(name) for name in names), default=0))
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+def _short(name: str, longest: int = _LONGEST) -> str:
+    return name if len(name) <= longest else name[: longest - 1] + "…"

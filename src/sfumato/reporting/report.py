@@ -23,7 +23,8 @@ from sfumato.release.card import headline
 from sfumato.release.escaping import one_line
 from sfumato.release.finding_rows import COLUMNS, finding_rows
 from sfumato.reporting.audit_charts import bound_chart, histogram_chart, roc_chart
-from sfumato.reporting.charts import MOST_CLASSES, Series, bar_chart, confusion_chart, line_chart
+from sfumato.reporting.charts import MOST_CLASSES, Series, bar_chart, confusion_chart, line_chart, tag
+from sfumato.reporting.measure_charts import measures_of
 from sfumato.reporting.records import RunRecord, read_run
 
 _TEMPLATES = resources.files("sfumato.reporting") / "templates"
@@ -79,6 +80,7 @@ def _single(record: RunRecord) -> dict[str, object]:
         "learning": _learning([record]),
         "spending": _spending([record]),
         "scored": scores is not None,
+        "measures": measures_of(scores),
         "bars": bar_chart(list(classes.items()), label="recall per class") if shown else None,
         "matrix": confusion_chart(shown["confusion"], list(classes)) if shown else None,
         "finding_columns": COLUMNS,
@@ -92,7 +94,7 @@ def _comparison(records: Sequence[RunRecord]) -> dict[str, object]:
     return {
         "title": f"{len(records)} runs compared",
         "banners": _banners(records, named=True),
-        "columns": ("run", "model", "data", "ε", "δ", "unit", "accuracy", "steps", "time"),
+        "columns": ("run", "model", "data", "ε", "δ", "unit", "AUC", "balanced", "accuracy", "steps", "time"),
         "rows": [
             (
                 record.name,
@@ -101,9 +103,11 @@ def _comparison(records: Sequence[RunRecord]) -> dict[str, object]:
                 _epsilon(record),
                 _delta(record),
                 record.privacy["unit"],
+                _measure(record, "auc"),
+                _measure(record, "balanced_accuracy"),
                 _accuracy(record),
                 _count(record.privacy.get("num_steps")),
-                _duration(record.environment["seconds"]),
+                _duration(_total_seconds(record)),
             )
             for record in records
         ],
@@ -123,15 +127,45 @@ def _banners(records: Sequence[RunRecord], *, named: bool) -> list[str]:
 def _tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     """(name, value, note) of the figures at the top."""
     privacy, threads = record.privacy, record.environment["num_threads"]
-    rate = privacy.get("sampling_rate")
+    rate, steps_time = privacy.get("sampling_rate"), _duration(record.environment["seconds"])
     return [
+        *_measure_tiles(record),
         ("accuracy", _accuracy(record), _scored_on(record)),
         ("ε", _epsilon(record), "privacy loss"),
         ("δ", _delta(record), "chance beyond ε"),
         ("protected", privacy["unit"], f"of {_count(privacy.get('num_examples'))}"),
         ("steps", _count(privacy.get("num_steps")), "" if rate is None else f"q = {rate:.3g}"),
-        ("time", _duration(record.environment["seconds"]), f"{threads} thread{'s' * (threads != 1)}"),
+        (
+            "time",
+            _duration(_total_seconds(record)),
+            f"steps {steps_time}, {threads} thread{'s' * (threads != 1)}",
+        ),
     ]
+
+
+def _measure_tiles(record: RunRecord) -> list[tuple[str, str, str]]:
+    """What stands before the accuracy, which hides rare classes."""
+    if record.scores is None or "measures" not in record.scores:
+        return []
+    positive = record.scores.get("positive")
+    names = {"auc": ("AUC", "ROC curve" if positive is not None else "mean over classes")}
+    names["balanced_accuracy"] = ("balanced", "accuracy, mean over classes")
+    if positive is not None:
+        names["sensitivity"] = ("sensitivity", f"{positive} found")
+        names["specificity"] = ("specificity", "others left alone")
+    return [(title, _measure(record, key), note) for key, (title, note) in names.items()]
+
+
+def _measure(record: RunRecord, key: str) -> str:
+    if record.scores is None or key not in record.scores.get("measures", {}):
+        return "-"
+    value = record.scores["measures"][key]["value"]
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _total_seconds(record: RunRecord) -> float:
+    environment = record.environment
+    return environment["total_seconds"] if "total_seconds" in environment else environment["seconds"]
 
 
 def _audit(record: RunRecord) -> dict[str, object] | None:
@@ -151,6 +185,8 @@ def _audit(record: RunRecord) -> dict[str, object] | None:
 
 def _learning(records: Sequence[RunRecord]) -> Markup:
     series = [Series(record.name, record.curve) for record in records if record.curve]
+    if series and all(len(line.points) < 2 for line in series):
+        return tag("p", "Accuracy was measured once, at the end: there is no curve.", class_="empty")
     return line_chart(series, x_label="step", y_label="accuracy", percent=True, markers=True)
 
 

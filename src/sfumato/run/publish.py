@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from torch import Tensor
+
+from sfumato.data import ImageSet
 from sfumato.files import write_json
 from sfumato.release.card import headline, model_card, with_audit
 from sfumato.release.documents import Config, DecisionDocument, RenderingDocument
@@ -16,9 +19,12 @@ from sfumato.reporting.report import write_report
 from sfumato.run.filing import History, filing_of, keep_filing
 from sfumato.run.prepare import Prepared, ProgressObserver, features_counter
 from sfumato.run.private_releases import private_releases, release_sentences
+from sfumato.training.assessment import Outputs, assess, flat_measures
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.decision import Decision
-from sfumato.training.evaluation import AnyScores, evaluate
+from sfumato.training.evaluation import AnyScores, logits_of
+from sfumato.training.evaluation import scores as score_logits
+from sfumato.training.finding_scores import finding_scores
 
 NO_PRIVACY = (
     "NO PRIVACY. This model was trained by ordinary SGD without clipping or noise. It carries no guarantee "
@@ -39,6 +45,7 @@ class RunResult:
     num_steps: int
     privacy: dict[str, Any]
     scores: AnyScores | None
+    assessment: dict[str, Any] | None  # of classes: intervals, per class, curves and calibration
     scored_split: str | None
     scores_are_sensitive: bool  # measured on private images: for those who may see these, and nobody else
     seconds: float
@@ -51,6 +58,7 @@ def publish(
     average: WeightAverage,
     num_steps: int,
     seconds: float,
+    total_seconds: float,
     max_rows: int,
     decision: Decision,
     observer: ProgressObserver | None = None,
@@ -67,28 +75,31 @@ def publish(
     keep_filing(folder.state, history, prepared.plan)
     # repeated in each file, so that none is mistaken when it is read alone
     label = {"releasable": privacy["releasable"], "guarantee": headline(privacy)}
-    scores = None
+    scores, assessment = None, None
     if scored is not None:
-        views = prepared.views
+        views, images = prepared.views, scored.images
         counter = features_counter(observer, scored.split)
-        scores = evaluate(
-            released,
-            scored.images,
-            mean=views.mean,
-            std=views.std,
-            decision=decision,
-            on_progress=counter,
-        )
+        logits = logits_of(released, images.images, mean=views.mean, std=views.std, on_progress=counter)
+        scores, assessment = _scored(logits, images, decision)
         measured_on = {"split": scored.split, "sensitive": scored.sensitive, "epsilon": privacy["epsilon"]}
         document = {**measured_on, **label, **scores.as_dict()}
+        if assessment is not None:
+            document |= {**flat_measures(assessment), **assessment}
         write_json(folder.scores(sensitive=scored.sensitive), document)
     config = {**model_config(prepared, decision), **label}
-    public = scores if scored is not None and not scored.sensitive else None
-    card = model_card(config=config, privacy=privacy, scores=public, recipe=prepared.recipe)
+    public = scored is not None and not scored.sensitive
+    card = model_card(
+        config=config,
+        privacy=privacy,
+        scores=scores if public else None,
+        assessment=assessment if public else None,
+        recipe=prepared.recipe,
+    )
     audit = read_audit(folder.audit)
     if audit is not None:  # of the same run, finished before
         card = with_audit(card, audit["sentence"], audit["violations"])
-    environment = {**describe_environment(), "seconds": seconds, "max_rows": max_rows}
+    times = {"seconds": seconds, "total_seconds": total_seconds}
+    environment = {**describe_environment(), **times, "max_rows": max_rows}
     write_json(folder.environment, environment)
     write_release(folder.release, model=released, config=config, privacy=privacy, card=card)
     write_report([folder.path], folder.report)
@@ -97,10 +108,19 @@ def publish(
         num_steps=num_steps,
         privacy=privacy,
         scores=scores,
+        assessment=assessment,
         scored_split=None if scored is None else scored.split,
         scores_are_sensitive=scored is not None and scored.sensitive,
         seconds=seconds,
     )
+
+
+def _scored(logits: Tensor, images: ImageSet, decision: Decision) -> tuple[AnyScores, dict[str, Any] | None]:
+    """The scores, and for images of one class each the whole assessment."""
+    if images.multi_label:
+        return finding_scores(logits, images.labels, images.classes, groups=images.patients), None
+    found = score_logits(logits, images.labels, images.classes, decision=decision)
+    return found, assess(Outputs.of(logits, images, decision))
 
 
 def stated_privacy(prepared: Prepared, *, num_steps: int, history: History) -> dict[str, object]:

@@ -6,6 +6,7 @@ Nothing is written before every check has passed, and nothing is published befor
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 from torch import nn
@@ -56,6 +57,7 @@ def train(
     ``resume`` an interrupted run continues under its recipe and plan; a changed one is refused. Spending
     is recorded in ``ledger``, by default the user's, before it is used.
     """
+    began = time.monotonic()
     folder = RunFolder(Path(out))
     folder.check_usable(recipe, resume=resume)
     keep_freed_memory()
@@ -81,13 +83,17 @@ def train(
         run.fit(interruption)
         decision = run.decide()
         run.close_account()
-        result = publish_run(run, folder, decision, ledger)
+        before = run.seconds_before  # of steps in earlier processes; what they prepared is in the cache
+        total_seconds = before + time.monotonic() - began
+        result = publish_run(run, folder, decision, ledger, total_seconds=total_seconds)
         if model is not None:
             model.load_state_dict(run.average.averaged(prepared.model).state_dict())
         return result
 
 
-def publish_run(run: Run, folder: RunFolder, decision: Decision, ledger: Ledger) -> RunResult:
+def publish_run(
+    run: Run, folder: RunFolder, decision: Decision, ledger: Ledger, *, total_seconds: float
+) -> RunResult:
     """Publish a run whose account is closed."""
     return publish(
         run.prepared,
@@ -96,6 +102,7 @@ def publish_run(run: Run, folder: RunFolder, decision: Decision, ledger: Ledger)
         decision=decision,
         num_steps=run.step,
         seconds=run.seconds,
+        total_seconds=total_seconds,
         max_rows=run.max_rows,
         observer=run.observer,
         history=History.of(ledger, run.persistence.account.record, name=run.prepared.splits.train.name),

@@ -43,6 +43,7 @@ class Run:
     released: Released
     step: int = 0
     seconds: float = 0.0
+    seconds_before: float = 0.0  # of steps before the interruption
     lost_steps: int = 0  # taken before an interruption, but not saved
 
     @classmethod
@@ -154,6 +155,7 @@ class Run:
         """Go back to the saved state, whose identity was checked."""
         saved = state.values
         self.step, self.seconds = saved["step"], saved["seconds"]
+        self.seconds_before = self.seconds
         self.lost_steps = max(0, self.persistence.account.begun_steps - self.step)
         self.monitor.restore(saved)
         if self.prepared.recipe.performance.microbatch_size is None:

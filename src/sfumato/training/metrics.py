@@ -76,7 +76,11 @@ def curve(positive: Flags, scores: Floats, weights: Floats | None = None) -> Cur
 
 def area_under_roc(positive: Flags, scores: Floats, weights: Floats | None = None) -> Floats:
     """Chance that a random positive row scores above a random negative one; ties count half."""
-    counts = curve(positive, scores, weights)
+    return area_of(curve(positive, scores, weights))
+
+
+def area_of(counts: Curve) -> Floats:
+    """The area under the ROC curve of these counts."""
     sensitivity, false_rate = counts.sensitivity, counts.false_positive_rate
     undefined = np.isnan(sensitivity[..., -1]) | np.isnan(false_rate[..., -1])
     return np.where(undefined, np.nan, trapezoid(sensitivity, false_rate, axis=-1))
@@ -84,7 +88,11 @@ def area_under_roc(positive: Flags, scores: Floats, weights: Floats | None = Non
 
 def average_precision(positive: Flags, scores: Floats, weights: Floats | None = None) -> Floats:
     """Area under the precision-recall curve, as a sum of steps: the mean precision over the positive rows."""
-    counts = curve(positive, scores, weights)
+    return average_precision_of(curve(positive, scores, weights))
+
+
+def average_precision_of(counts: Curve) -> Floats:
+    """The same of counts."""
     gained = np.diff(counts.sensitivity, axis=-1)
     return np.where(
         np.isnan(gained).any(axis=-1),
@@ -98,7 +106,7 @@ def operating_point(positive: Flags, called: Flags, weights: Floats | None = Non
     counts = _counted(weights, len(positive))
 
     def count(rows: Flags) -> Floats:
-        return np.asarray(np.sum(counts * rows, axis=-1))
+        return np.asarray(counts @ rows.astype(np.float64))
 
     true_positives, false_negatives = count(positive & called), count(positive & ~called)
     false_positives, true_negatives = count(~positive & called), count(~positive & ~called)

@@ -26,6 +26,7 @@ from sfumato.data.readers.listing import (
 from sfumato.errors import DataError, did_you_mean
 
 COLUMNS = ("path", "label", "patient", "split")
+GROUP = "group_"  # begins the name of a column for ``evaluate --by``; training does not read it
 
 
 def read_manifest(
@@ -142,7 +143,11 @@ def _read_text(file: Path) -> str:
 def _check_header(header: list[str], file: Path, findings: Sequence[str]) -> None:
     for column in header:
         # a run may declare some of many findings; those that it leaves out are marked as findings too
-        if column not in COLUMNS and column not in findings and not column.lower().startswith(PREFIX):
+        if (
+            column not in COLUMNS
+            and column not in findings
+            and not column.lower().startswith((PREFIX, GROUP))
+        ):
             raise DataError(
                 "unknown-column",
                 f"{file}, line 1: column {column!r}. {did_you_mean(column, COLUMNS)}".rstrip(),
