@@ -109,7 +109,7 @@ def _bars_under_names(values: Sequence[tuple[str, float | None]], *, label: str)
         title = tag("title", f"{name}: {figure}")
         place = {"x": 0, "y": y + 22, "height": 14, "rx": 3}
         parts += [
-            tag("text", _short(name, _ABOVE), title, class_="name", x=0, y=y + 15),
+            tag("text", _short(name, _ABOVE), title, class_="name", x=0, y=y + 15, text_anchor="start"),
             tag("rect", class_="track", width=full, **place),
             tag("rect", title, class_="bar", width=f"{full * (share or 0.0):.1f}", **place),
             tag("text", figure, class_="figure", x=full + 8, y=y + 34),

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor
+from torch import nn
 
-from sfumato.data import ImageSet
 from sfumato.files import write_json
 from sfumato.release.card import headline, model_card, with_audit
 from sfumato.release.documents import Config, DecisionDocument, RenderingDocument
@@ -17,7 +16,7 @@ from sfumato.release.run_folder import RunFolder, describe_environment
 from sfumato.reporting.records import read_audit
 from sfumato.reporting.report import write_report
 from sfumato.run.filing import History, filing_of, keep_filing
-from sfumato.run.prepare import Prepared, ProgressObserver, features_counter
+from sfumato.run.prepare import Prepared, ProgressObserver, ScoredSet, features_counter
 from sfumato.run.private_releases import private_releases, release_sentences
 from sfumato.training.assessment import Outputs, assess, flat_measures
 from sfumato.training.averaging import WeightAverage
@@ -77,10 +76,7 @@ def publish(
     label = {"releasable": privacy["releasable"], "guarantee": headline(privacy)}
     scores, assessment = None, None
     if scored is not None:
-        views, images = prepared.views, scored.images
-        counter = features_counter(observer, scored.split)
-        logits = logits_of(released, images.images, mean=views.mean, std=views.std, on_progress=counter)
-        scores, assessment = _scored(logits, images, decision)
+        scores, assessment = _scored(released, prepared, scored, decision, observer)
         measured_on = {"split": scored.split, "sensitive": scored.sensitive, "epsilon": privacy["epsilon"]}
         document = {**measured_on, **label, **scores.as_dict()}
         if assessment is not None:
@@ -115,8 +111,17 @@ def publish(
     )
 
 
-def _scored(logits: Tensor, images: ImageSet, decision: Decision) -> tuple[AnyScores, dict[str, Any] | None]:
+def _scored(
+    model: nn.Module,
+    prepared: Prepared,
+    scored: ScoredSet,
+    decision: Decision,
+    observer: ProgressObserver | None,
+) -> tuple[AnyScores, dict[str, Any] | None]:
     """The scores, and for images of one class each the whole assessment."""
+    views, images = prepared.views, scored.images
+    counter = features_counter(observer, scored.split)
+    logits = logits_of(model, images.images, mean=views.mean, std=views.std, on_progress=counter)
     if images.multi_label:
         return finding_scores(logits, images.labels, images.classes, groups=images.patients), None
     found = score_logits(logits, images.labels, images.classes, decision=decision)
