@@ -15,8 +15,9 @@
 #define UNROLLED _Pragma("GCC unroll 25")
 #endif
 #define INLINE static inline __attribute__((always_inline))
+#define ALIGNED __attribute__((aligned(64))) /* to vectors: one that lies across two lines is loaded twice */
 
-enum { LENET_VERSION = 1 }; /* one more whenever arguments change; lenet_kernel.py knows it too */
+enum { LENET_VERSION = 2 }; /* one more whenever arguments change; lenet_kernel.py knows it too */
 
 enum { SIDE = 28, WIDE = 48, TALL = 32, OUT1 = 32, POOLED = 14, BAND = 84, OUT2 = 10, FILTERS1 = 6, LINE = 96 };
 enum { ACTIVE1 = FILTERS1 * SIDE * OUT1, HIDDEN1 = POOLED * BAND + 16, ACTIVE2 = 1600 };
@@ -216,7 +217,8 @@ INLINE void first_filters(const float *padded, const float *active, const float 
     }
 }
 
-/* images (., 28, 28); for each row its image and its model; weights (models, ...); features (rows, 400). */
+/* images (., 28, 28); for each row its image (-1: no row) and its model; weights (models, ...);
+   features (rows, 400). */
 struct forward {
     struct floats images;
     struct integers image_of, model_of;
@@ -233,12 +235,16 @@ struct backward {
 };
 
 INLINE void forward_rows(const struct forward *a) {
-    float padded[TALL * WIDE];
+    ALIGNED float padded[TALL * WIDE];
     for (int64_t row = 0; row < a->image_of.count; row++) {
-        const int64_t model = a->model_of.values[row];
+        const int64_t model = a->model_of.values[row], image = a->image_of.values[row];
+        if (image < 0) { /* there is no such row */
+            memset(a->features.values + row * FEATURES, 0, sizeof(float) * FEATURES);
+            continue;
+        }
         float *active1 = a->kept.values + row * KEPT, *hidden = active1 + ACTIVE1;
         float *active2 = hidden + HIDDEN1;
-        pad_image(a->images.values + a->image_of.values[row] * IMAGE, padded);
+        pad_image(a->images.values + image * IMAGE, padded);
         first_forward(padded, a->weight1.values + model * WEIGHT1, a->bias1.values + model * FILTERS1, active1);
         first_pool(active1, hidden);
         second_forward(hidden, a->filters2.values + model * WEIGHT2, a->bias2.values + model * 16, active2);
@@ -247,14 +253,15 @@ INLINE void forward_rows(const struct forward *a) {
 }
 
 INLINE void backward_rows(const struct backward *a) {
-    float padded[TALL * WIDE], sums[ACTIVE2], below[HIDDEN1 + 16], lines[POOLED][5][LINE] = {0};
+    ALIGNED float padded[TALL * WIDE], sums[ACTIVE2], below[HIDDEN1 + 16], lines[POOLED][5][LINE] = {0};
     for (int64_t row = 0; row < a->image_of.count; row++) {
-        const int64_t unit = row / a->rows_of_unit;
+        const int64_t unit = row / a->rows_of_unit, image = a->image_of.values[row];
+        if (image < 0) continue;
         const float *active1 = a->kept.values + row * KEPT, *hidden = active1 + ACTIVE1;
         second_unpool(a->features.values + row * FEATURES, hidden + HIDDEN1, sums, a->bias2.values + unit * 16);
         second_filters(hidden, sums, a->filters2.values + unit * WEIGHT2);
         second_backward(sums, a->turned2.values + a->model_of.values[row] * TURNED2, lines, below);
-        pad_image(a->images.values + a->image_of.values[row] * IMAGE, padded);
+        pad_image(a->images.values + image * IMAGE, padded);
         first_filters(padded, active1, below, a->weight1.values + unit * WEIGHT1,
                       a->bias1.values + unit * FILTERS1);
     }
@@ -276,7 +283,8 @@ static enum status check_rows(struct floats images, struct integers image_of, st
     REQUIRE(FITS(images, PRODUCT(num_images, IMAGE)));
     REQUIRE(FITS(image_of, image_of.count));
     REQUIRE(FITS(model_of, image_of.count));
-    REQUIRE(within(image_of, num_images));
+    for (int64_t row = 0; row < image_of.count; row++)
+        if (image_of.values[row] < -1 || image_of.values[row] >= num_images) return OUT_OF_RANGE;
     REQUIRE(within(model_of, models));
     return OK;
 }

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from sfumato.gradients.kernels import library
 from sfumato.gradients.kernels.library import Floats, Integers, Kernels
 
-VERSION = 1  # of lenet.c: an older library would be called with arguments it does not know
+VERSION = 2  # of lenet.c: an older library would be called with arguments it does not know
 KEPT = 8168  # floats that a row leaves for its backward pass, as lenet.c has it
 SIGNATURES = {  # after the path; both return a status
     "lenet_forward": (Floats, Integers, Integers, *[Floats] * 6),

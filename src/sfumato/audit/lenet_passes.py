@@ -36,9 +36,12 @@ class UnitGradients:
         models, units, rows = self.shape
         squares = {name: squared_norms(value.flatten(0, 1)) for name, value in self.convolutions.items()}
         for layer, (inputs, gradients) in self.linears.items():
-            of_unit = [part.view(models * units, rows, -1) for part in (inputs, gradients)]
-            squares[f"{layer}.bias"] = squared_norms(of_unit[1].sum(1))
-            x, g = (torch.bmm(part, part.transpose(1, 2)) for part in map(Tensor.double, of_unit))
+            x, g = (part.view(models * units, rows, -1) for part in (inputs, gradients))
+            squares[f"{layer}.bias"] = squared_norms(g.sum(1) if rows > 1 else g)
+            if rows > 1:
+                x, g = (torch.bmm(part, part.transpose(1, 2)) for part in (x.double(), g.double()))
+            else:  # the products of a row with itself
+                x, g = squared_norms(x)[:, None, None], squares[f"{layer}.bias"][:, None, None]
             squares[f"{layer}.weight"] = gram_norms(x, g, inputs.dtype)
         return squares
 
@@ -68,7 +71,8 @@ def unit_gradients(
     """Gradients of the mean loss of each unit's rows.
 
     ``weights`` are LeNet's by name, each with a leading dimension of models; ``image_of`` (models, units,
-    rows) says which of ``images`` (., 28, 28) each row is, and ``labels`` are (models, units).
+    rows) says which of ``images`` (., 28, 28) each row is, and ``labels`` are (models, units). A row of -1
+    fills up a shorter batch: what comes out for its unit is finite, and means nothing.
     """
     models, units, rows = image_of.shape
     owners = torch.arange(models).repeat_interleave(units * rows)

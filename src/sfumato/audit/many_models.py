@@ -30,7 +30,7 @@ from sfumato.training import fit
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.inputs import Units, Views
 
-ROWS_AT_ONCE = 256  # what the layers keep of them fits in a cache
+ROWS_AT_ONCE = 1024  # enough that calls cost little beside the work
 
 
 def stack(model: nn.Module, count: int) -> nn.Module:
@@ -101,14 +101,14 @@ class ManySums:
         norms, losses = [], []
         for models, pairs, present in self._blocks(indices):
             weights = {name: value[models] for name, value in trained.items()}
-            images, image_of = self._images(units, pairs, randomness)
+            images, image_of = self._images(units, pairs, present, randomness)
             found = unit_gradients(weights, images, image_of, self.data.labels[pairs // self.num_models])
             squares = found.squared_norms()
             margin = MARGIN_IN_EPS * torch.finfo(images.dtype).eps
             factors = self.clipping.factors(squares, self.clip_norm, margin)
             counted = {name: value.view(present.shape) * present for name, value in factors.items()}
             for name, value in found.weighted_sums(counted).items():
-                sums[name].index_add_(0, models, value.double())
+                sums[name][models].add_(value)
             norms.append(total_norms(squares)[present.flatten()])
             losses.append(found.losses[present])
         nothing = torch.zeros(0, dtype=torch.float64)
@@ -120,34 +120,35 @@ class ManySums:
             dtypes={name: value.dtype for name, value in trained.items()},
         )
 
-    def _blocks(self, indices: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(models, pairs, present) of one pass: models of about equal batches, side by side.
+    def _blocks(self, indices: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """(models, pairs, present) of one pass: neighbouring models side by side.
 
         A shorter batch is filled up with pairs that are not ``present``, of whom nothing is counted.
         """
-        rows = self.inputs.rows_per_image
         owners = indices.numpy() % self.num_models
         indices = indices[torch.from_numpy(np.argsort(owners, kind="stable"))]
         sizes = np.bincount(owners, minlength=self.num_models)
         bounds = np.concatenate([[0], np.cumsum(sizes)])
-        order = np.argsort(sizes, kind="stable")
-        order = order[sizes[order] > 0]
-        while len(order):
-            longest = sizes[order[-1]]
-            at_once = max(1, ROWS_AT_ONCE // (longest * rows))
-            models, order = order[-at_once:], order[:-at_once]
-            for first in range(0, longest, max(1, ROWS_AT_ONCE // rows)):
-                places = np.arange(first, min(longest, first + max(1, ROWS_AT_ONCE // rows)))
+        at_once = max(1, ROWS_AT_ONCE // self.inputs.rows_per_image)  # pairs of one pass
+        num_blocks = -(-self.num_models // max(1, at_once // max(1, sizes.max())))
+        for models in np.array_split(np.arange(self.num_models), num_blocks):
+            longest = sizes[models].max()
+            for first in range(0, longest, at_once):
+                places = np.arange(first, min(longest, first + at_once))
                 present = places < sizes[models][:, None]
-                taken = bounds[models][:, None] + np.where(present, places, 0)
-                yield torch.from_numpy(models), indices[torch.from_numpy(taken)], torch.from_numpy(present)
+                taken = np.where(present, bounds[models][:, None] + places, 0)
+                block = slice(models[0], models[-1] + 1)
+                yield block, indices[torch.from_numpy(taken)], torch.from_numpy(present)
 
-    def _images(self, units: Units, pairs: Tensor, randomness: UnitRandomness) -> tuple[Tensor, Tensor]:
-        """Images (., 28, 28), and which of them the rows of ``pairs`` (models, units) are."""
+    def _images(
+        self, units: Units, pairs: Tensor, present: Tensor, randomness: UnitRandomness
+    ) -> tuple[Tensor, Tensor]:
+        """Images (., 28, 28), and which of them the rows of ``pairs`` (models, units) are; -1: of no interest."""
         if self.fixed is not None:
-            return self.fixed, (pairs // self.num_models)[:, :, None]
+            return self.fixed, torch.where(present, pairs // self.num_models, -1)[:, :, None]
         drawn = self._drawn(units, pairs.flatten(), randomness)
-        return drawn, torch.arange(len(drawn)).view(*pairs.shape, -1)
+        rows = torch.arange(len(drawn)).view(*pairs.shape, -1)
+        return drawn, torch.where(present[:, :, None], rows, -1)
 
     def _drawn(self, units: Units, pairs: Tensor, randomness: UnitRandomness) -> Tensor:
         """The rows of pairs, one pair's after another's, through the views of an ordinary training."""
