@@ -78,7 +78,12 @@ def canaries_in_the_log(patch: MonkeyPatch) -> None:
 )
 def canary_scores_forgotten(patch: MonkeyPatch) -> None:
     """A resumed run begins its projections anew, with zeros for the steps before."""
-    rewrite(patch, "sfumato.run.canaries:RunCanaries.restore", "wanted.copy_(", "(")
+    rewrite(
+        patch,
+        "sfumato.run.canaries:Projections.append",
+        "file.seek(self.num_kept * self._row_bytes)",
+        "file.truncate(0); file.seek(self.num_kept * self._row_bytes)",
+    )
 
 
 @fault("canary-key-not-compared", tests=(f"{RUN}::test_a_run_goes_on_with_its_own_canaries_or_not_at_all",))
@@ -86,9 +91,9 @@ def canary_key_not_compared(patch: MonkeyPatch) -> None:
     """A run goes on with the key that it finds, whosever it is."""
     rewrite(
         patch,
-        "sfumato.run.canaries:kept_projections",
-        ' or state.values.get("canaries") != _checksum(key)',
-        "",
+        "sfumato.run.canaries:Projections.restored",
+        'state.values.get("canaries") != _checksum(key)',
+        "False",
     )
 
 
@@ -109,8 +114,8 @@ def audited_noise_bounded_on_the_wrong_side(patch: MonkeyPatch) -> None:
     rewrite(
         patch,
         "sfumato.audit.projections:measured_noise",
-        "chi2.ppf(MISS, count)",
-        "chi2.isf(MISS, count)",
+        "chi2.ppf(failure_probability, count)",
+        "chi2.isf(failure_probability, count)",
     )
 
 
@@ -134,9 +139,7 @@ def one_run_curve_without_delta(patch: MonkeyPatch) -> None:
 )
 def audited_rate_without_its_error(patch: MonkeyPatch) -> None:
     """A rate that is seen a little above the plan's by chance is called a violation."""
-    rewrite(
-        patch, "sfumato.audit.projections:measured_rate", "(MISS, freedom)) * error", "(MISS, freedom)) * 0"
-    )
+    rewrite(patch, "sfumato.audit.projections:measured_rate", "freedom)) * error", "freedom)) * 0")
 
 
 @fault(

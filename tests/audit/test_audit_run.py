@@ -24,7 +24,7 @@ from sfumato.privacy.plan import Plan
 from sfumato.privacy.sampling_schemes import Poisson
 from sfumato.randomness import SecureSource, SeededSource
 from sfumato.release.run_folder import CANARY_KEY, RunFolder
-from sfumato.run.canaries import PROJECTIONS, RunCanaries, new_key
+from sfumato.run.canaries import PROJECTIONS, Projections, RunCanaries, new_key
 from sfumato.run.prepare import prepare
 from sfumato.run.session import train
 from sfumato.run.state import load_state
@@ -60,6 +60,13 @@ def keep_noisy_sums(monkeypatch) -> dict[int, dict[str, torch.Tensor]]:
     return seen
 
 
+def all_kept(out: Path) -> torch.Tensor:
+    """What the run has kept of its canaries, step by step."""
+    folder = RunFolder(out)
+    kept = Projections(folder.state / PROJECTIONS, num_canaries=60)
+    return kept.restored(load_state(folder.state), key=folder.canary_key(), white_box=True)
+
+
 def straightforward_projections(key, count, model, noisy_sums, clip_norm):
     """One dense vector for each canary, and its product with each whole sum."""
     directions = Directions.draw(key, count, model)
@@ -82,14 +89,14 @@ def test_kept_projections_are_those_of_the_noisy_sums_through_an_interruption(
     with pytest.raises(RuntimeError, match="as if killed"):
         trained(out, watcher=Watcher(crash_after=6), **settings)
     key = RunFolder(out).canary_key()
-    assert load_state(out / "state").tensors[PROJECTIONS].shape == (4, 60)  # later steps are taken again
+    assert all_kept(out).shape == (4, 60)  # later steps are taken again
     first = dict(seen)
     trained(out, resume=True, **settings)
     assert not torch.equal(seen[4]["head.weight"], first[4]["head.weight"])
     assert RunFolder(out).canary_key() == key
     model = prepare(small_recipe(), data=small_splits()).model
     wanted = straightforward_projections(key, 60, model, [seen[step] for step in range(8)], clip_norm)
-    kept = load_state(out / "state").tensors[PROJECTIONS].double()
+    kept = all_kept(out).double()
     torch.testing.assert_close(kept, wanted, atol=1e-5, rtol=1e-5)
     wrong = straightforward_projections(key + 1, 60, model, [seen[step] for step in range(8)], clip_norm)
     assert (kept - wrong).abs().max() > 0.1  # the test can tell canaries apart
@@ -111,12 +118,12 @@ train(small_recipe(audit__canaries=60), out=sys.argv[1], data=small_splits(), ob
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     done = subprocess.run([sys.executable, "-c", program, str(out)], env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
-    before, key = load_state(out / "state"), RunFolder(out).canary_key()
-    assert before.values["step"] == 4
+    before, key = all_kept(out), RunFolder(out).canary_key()
+    assert before.shape == (4, 60)
     trained(out, resume=True)
-    after = load_state(out / "state").tensors[PROJECTIONS]
+    after = all_kept(out)
     assert after.shape == (8, 60)
-    assert torch.equal(after[:4], before.tensors[PROJECTIONS])
+    assert torch.equal(after[:4], before)
     assert RunFolder(out).canary_key() == key
     assert audit_run(out).num_members == int(toss_coins(key, 60).sum())
 
@@ -229,6 +236,10 @@ def test_what_cannot_be_audited_is_refused(tmp_path):
         )
     with pytest.raises(ConfigError, match="too-many-canaries"):
         prepare(small_recipe(audit__canaries=90_000), data=small_splits())
+    wide = small_splits()
+    wide = replace(wide, train=replace(wide.train, images=wide.train.images[:, :, :-1]), test=None)
+    with pytest.raises(ConfigError, match="canaries-not-square"):
+        prepare(small_recipe(audit__canaries=5, audit__kind="noise"), data=wide)
     trained(tmp_path / "run", audit__canaries=0, training__num_steps=1)
     with pytest.raises(RunError, match="no-canaries"):
         canary_scores(RunFolder(tmp_path / "run"))
@@ -279,7 +290,7 @@ def test_a_canary_that_is_not_clipped_is_a_violation(tmp_path, monkeypatch):
     trained(tmp_path / "run", **SURE)
     result = audit_run(tmp_path / "run")
     assert result.violations[0].startswith("ε is at least")
-    assert result.violations[1].startswith("A canary moves a step by at least")
+    assert result.measured.rate_lower is None  # of a network nobody knows how real gradients react
     assert result.epsilon > 1.3 * result.nominal_epsilon
     assert result.auc > 0.8
 

@@ -149,7 +149,7 @@ def test_c_refuses_what_it_would_read_or_write_past_an_array(path, monkeypatch) 
     monkeypatch.setattr(lenet_kernel, "compiled", lambda: PATHS[path])
     weights, images, image_of, model_of = convolved()
     made = lenet_kernel.Convolutions(weights, images, image_of, model_of)
-    for wrong in (5, -1):
+    for wrong in (5, -2):
         with pytest.raises(ValueError, match="out of range"):
             lenet_kernel.Convolutions(weights, images, torch.full((6,), wrong), model_of)
     with pytest.raises(ValueError, match="out of range"):

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +18,12 @@ from click.testing import CliRunner
 
 from sfumato.audit import mechanism
 from sfumato.audit.intervals import upper_mean
-from sfumato.audit.mechanism import MechanismAudit, log_likelihood_ratio, sized
+from sfumato.audit.mechanism import Batch, MechanismAudit, log_likelihood_ratio, sized
 from sfumato.audit.mechanism_results import Trials, judge, repeated_noise, run_mechanism_audit
 from sfumato.audit.mechanism_size import best_canaries, enough_trainings, total_error_above
 from sfumato.audit.pipeline import PARTS, Pipeline
 from sfumato.audit.sampled import refuted_epsilon, total_error
-from sfumato.audit.score_file import Batch, ScoreFile
+from sfumato.audit.score_file import ScoreFile
 from sfumato.cli.audit_mechanism import PARTS as OFFERED
 from sfumato.cli.audit_mechanism import command
 from sfumato.errors import ConfigError, RunError
@@ -236,7 +241,50 @@ def test_an_audit_goes_on_where_it_stopped_and_refuses_scores_of_another(tmp_pat
     with path.open("ab") as file:
         file.write(b"no json\n")
     with pytest.raises(RunError, match="damaged-log"):
-        ScoreFile(path).open(EXACT.identity())
+        ScoreFile(path, Batch).open(EXACT.identity())
+
+
+@pytest.mark.parametrize("changed", ["scoring", "sfumato"])
+def test_scores_of_other_code_are_not_mixed_in(tmp_path, monkeypatch, changed):
+    path = tmp_path / "scores.jsonl"
+    ScoreFile(path, Batch).open(EXACT.identity())
+    assert ScoreFile(path, Batch).open(EXACT.identity()) == []  # control: the same code goes on
+    if changed == "scoring":
+        monkeypatch.setattr("sfumato.audit.mechanism.SCORING", 99)
+    else:
+        monkeypatch.setattr("sfumato.audit.score_file.version", lambda name: "99.0")
+    with pytest.raises(RunError, match=f"another {changed}"):
+        ScoreFile(path, Batch).open(EXACT.identity())
+
+
+def test_workers_end_when_the_audit_is_killed(tmp_path):
+    program = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from sfumato.audit.worker_processes import worker_pool
+if __name__ == "__main__":
+    pools = worker_pool(1), ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    print(*[pool.submit(os.getpid).result() for pool in pools], flush=True)
+    time.sleep(60)
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    watched, left_alone = map(int, parent.stdout.readline().split())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()  # not read to its end: the worker that is left holds the other side
+    assert any(not _runs(watched) or time.sleep(0.05) for _ in range(400))
+    assert _runs(left_alone)  # control: without the watch it stays
+    os.kill(left_alone, signal.SIGKILL)
+
+
+def _runs(process: int) -> bool:
+    """Whether the process is there, and not only its entry that nobody has read."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_more_trainings_are_asked_for_where_less_is_to_be_seen():

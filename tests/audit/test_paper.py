@@ -89,7 +89,7 @@ def test_an_interrupted_audit_goes_on_to_the_same_scores(splits, tmp_path, monke
 
 def test_scores_of_another_audit_are_not_mixed_in(tmp_path) -> None:
     Store.open(tmp_path, header())
-    with pytest.raises(RunError, match="another views"):
+    with pytest.raises(RunError, match="views"):
         Store.open(tmp_path, header(views=16))
 
 
@@ -118,6 +118,15 @@ def test_table_9_is_a_bound_and_sees_a_violation() -> None:
     assert table_row(PROBLEMS[100], 1.0, BLANK, gaussian_scores(5.0)).violates  # scores no ε = 1 can have
     assert table_row(PROBLEMS[100], 1.0, BLANK, gaussian_scores(0.0)).lower_bound == 0.0
     assert table_row(PROBLEMS[100], 1.0, BLANK, gaussian_scores(1.0, 5)) is None
+
+
+def test_rows_of_one_table_share_the_failures_of_its_verdict() -> None:
+    scores = gaussian_scores(1.9)
+    bound = table_row(PROBLEMS[100], 8.0, BLANK, scores).lower_bound
+    promised = bound - 0.01  # one audit on its own is just sure enough
+    alone, of_four = (table_row(PROBLEMS[100], promised, BLANK, scores, num_rows=rows) for rows in (1, 4))
+    assert alone.lower_bound == of_four.lower_bound == bound
+    assert (alone.violates, of_four.violates) == (True, False)
 
 
 def test_the_threshold_is_not_chosen_on_the_models_that_judge_it() -> None:

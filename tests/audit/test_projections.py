@@ -9,6 +9,7 @@ from sfumato.audit import auc, one_run_gdp_bound
 from sfumato.audit.mechanism import log_likelihood_ratio
 from sfumato.audit.one_run_sampled import one_run_plan_bound
 from sfumato.audit.projections import (
+    measure,
     measured_noise,
     measured_rate,
     projection_scores,
@@ -17,7 +18,7 @@ from sfumato.audit.projections import (
 )
 from sfumato.privacy.plan import Plan
 
-RATE, NOISE, STEPS, CANARIES = 0.2, 1.5, 60, 1000
+RATE, NOISE, STEPS, CANARIES, MISS = 0.2, 1.5, 60, 1000, 1e-3
 
 
 def simulated(random, *, rate=RATE, noise=NOISE, interference=0.0):
@@ -57,32 +58,52 @@ def test_the_noise_is_never_measured_too_small():
     random, below = np.random.default_rng(2), 0
     for _ in range(300):
         sample = random.normal(0, NOISE, (5, 40))
-        below += measured_noise(sample)[1] < NOISE
-        measured, upper = measured_noise(sample + 1.0)  # real units
+        below += measured_noise(sample, MISS)[1] < NOISE
+        measured, upper = measured_noise(sample + 1.0, MISS)  # real units
         assert measured < upper
     assert below <= 4  # 0.3 expected at 99.9 %
-    assert measured_noise(random.normal(0, NOISE / 2, (20, 200)))[1] < NOISE
+    assert measured_noise(random.normal(0, NOISE / 2, (20, 200)), MISS)[1] < NOISE
 
 
 def test_the_rate_is_not_measured_above_the_plans_and_a_doubled_one_is_seen():
     random, above = np.random.default_rng(5), 0
     for _ in range(100):
         seen, coins = simulated(random, interference=1.0)
-        rate, lower = measured_rate(seen, coins)
+        rate, lower = measured_rate(seen, coins, MISS)
         assert lower < rate
         above += lower > RATE
     assert above <= 2  # 0.1 expected at 99.9 %
     seen, coins = simulated(random, rate=2 * RATE, interference=1.0)
-    assert measured_rate(seen, coins)[1] > RATE
+    assert measured_rate(seen, coins, MISS)[1] > RATE
 
 
 def test_noise_that_comes_twice_is_seen_and_noise_that_does_not_is_not():
     random = np.random.default_rng(6)
     seen = random.normal(0, NOISE, (40, 300))
-    assert repeated_noise(seen, NOISE) == 0
-    assert repeated_noise(seen + random.normal(0, 3, (40, 1)), NOISE) == 0  # real units
-    seen[[7, 30]] = seen[3] + 0.1
-    assert repeated_noise(seen, NOISE) == 2
+    assert repeated_noise(seen, NOISE, MISS) == 0
+    assert repeated_noise(seen + random.normal(0, 3, (40, 1)), NOISE, MISS) == 0  # real units
+    again = seen.copy()
+    again[[7, 30]] = seen[3] + 0.1
+    assert repeated_noise(again, NOISE, MISS) == 2
+
+
+def test_real_gradients_that_follow_earlier_noise_are_not_taken_for_a_repetition():
+    random = np.random.default_rng(7)
+    seen = random.normal(0, NOISE, (40, 300))
+    seen[9] += seen[3]  # all of an earlier step's noise comes back in the real units' gradients
+    assert repeated_noise(seen, NOISE, MISS) == 0
+    assert np.square(seen[9] - seen[3]).sum() < 0.7 * 300 * 2 * NOISE**2  # nearer than two draws ever are
+
+
+def test_the_rate_counts_only_where_no_real_gradient_can_follow_a_canary():
+    random = np.random.default_rng(8)
+    seen, coins = simulated(random)
+    drawn = seen.copy()
+    drawn[:, coins] += 0.3  # a ridge of the loss, down which real gradients follow every canary that is in
+    given = {"noise_multiplier": NOISE, "failure_probability": MISS}
+    assert measure(drawn, coins, silent=True, **given).rate_lower > RATE  # what would be called a violation
+    assert measure(drawn, coins, silent=False, **given).rate_lower is None
+    assert measure(seen, coins, silent=True, **given).rate_lower < RATE
 
 
 def test_the_bound_of_a_plan_exceeds_the_truth_no_more_often_than_it_says():

@@ -143,7 +143,7 @@ class ManySums:
     def _images(
         self, units: Units, pairs: Tensor, present: Tensor, randomness: UnitRandomness
     ) -> tuple[Tensor, Tensor]:
-        """Images (., 28, 28), and which of them the rows of ``pairs`` (models, units) are; -1: of no interest."""
+        """Images (., 28, 28), and which the rows of ``pairs`` (models, units) are; -1: not present."""
         if self.fixed is not None:
             return self.fixed, torch.where(present, pairs // self.num_models, -1)[:, :, None]
         drawn = self._drawn(units, pairs.flatten(), randomness)

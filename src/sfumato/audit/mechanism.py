@@ -14,28 +14,45 @@ Noise that occurs twice is reported apart.
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from sfumato.audit.mechanism_size import best_canaries, enough_trainings
 from sfumato.audit.pipeline import NUM_OTHERS, Canary, Part, Pipeline
-from sfumato.audit.score_file import Batch, ScoreFile
+from sfumato.audit.score_file import ScoreFile
 from sfumato.audit.scores import Scores, check_confidence
+from sfumato.audit.worker_processes import worker_pool
 from sfumato.errors import ConfigError
 from sfumato.privacy.plan import Plan
 
 OnProgress = Callable[[int, int], None]  # trainings done, of how many
-PROBE_SHARE = 0.1  # of the allowed failures, for the scores of probes: what they find is never close
+# Shares of the allowed failures; the likelihood has the rest, since what the others find is never close.
+PROBE_SHARE, TAIL_SHARE, NOISE_SHARE = 0.1, 0.1, 0.02
+SCORING = 1  # one more whenever the same training would get other scores
 PROBES, PROBE_STEPS = 200, 10
 FEWEST_TRAININGS = 20
 STEPS_AT_ONCE = 500  # of all trainings between two savings, and for one process at a time
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """Some trainings of one kind, in the order in which they were made."""
+
+    probe: bool  # one canary and few steps, for the scale and the others
+    present: list[list[bool]]  # which canaries of each training were there
+    likelihood: list[list[float]]  # of each canary of each training
+    scale: list[float]
+    others: list[float]  # of probes with full batches
+    fingerprints: list[int]  # of the first step's noise, one for each training
+    repeated: int  # steps with noise that another step of the same training had
+
+    @property
+    def size(self) -> int:
+        return len(self.present)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +108,16 @@ class MechanismAudit:
     @property
     def failure_probability(self) -> float:
         """What the bound by the likelihood may fail with."""
-        return (1 - PROBE_SHARE) * check_confidence(self.confidence)
+        return self.share_of_failures(1 - PROBE_SHARE - TAIL_SHARE - NOISE_SHARE)
 
-    @property
-    def probe_failure_probability(self) -> float:
-        """What the bounds by the scores of probes may fail with, together."""
-        return PROBE_SHARE * check_confidence(self.confidence)
+    def share_of_failures(self, share: float) -> float:
+        """What a part of the verdict may fail with; all parts together fail with 1 - ``confidence``."""
+        return share * check_confidence(self.confidence)
 
     def identity(self) -> dict[str, object]:
         """What scores must have in common to be put together."""
         values = {**asdict(self), "over": list(self.over), "noise_multiplier": self.plan.noise_multiplier}
+        values["scoring"] = SCORING
         del values["confidence"]
         return values
 
@@ -146,7 +163,7 @@ def observe_scores(
             fix=f"Give {FEWEST_TRAININGS} or more; hundreds find something.",
         )
     audit.check()
-    file = ScoreFile(scores)
+    file = ScoreFile(scores, Batch)
     batches = file.open(audit.identity())
     wanted = PROBES + trainings
     for batch in _missing(audit, batches, trainings, workers):
@@ -167,8 +184,7 @@ def _missing(audit: MechanismAudit, batches: list[Batch], trainings: int, worker
     if workers == 1 or len(tasks) < 2:
         yield from (observe_batch(*task) for task in tasks)
         return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # small sums gain nothing from threads
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with worker_pool(workers) as pool:
         yield from pool.map(observe_batch, *zip(*tasks, strict=True))
 
 

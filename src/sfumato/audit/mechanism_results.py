@@ -13,11 +13,19 @@ from scipy.stats import chi2
 from sfumato.audit.bounds import clopper_pearson_bound
 from sfumato.audit.curves import auc
 from sfumato.audit.gaussian import gaussian_scores_bound
-from sfumato.audit.mechanism import PROBE_STEPS, MechanismAudit, OnProgress, observe_scores
+from sfumato.audit.mechanism import (
+    NOISE_SHARE,
+    PROBE_SHARE,
+    PROBE_STEPS,
+    TAIL_SHARE,
+    Batch,
+    MechanismAudit,
+    OnProgress,
+    observe_scores,
+)
 from sfumato.audit.mechanism_size import total_error_above
 from sfumato.audit.pipeline import NUM_CLASSES
 from sfumato.audit.sampled import refuted_epsilon
-from sfumato.audit.score_file import Batch
 from sfumato.audit.scores import Scores
 from sfumato.audit.thresholds import choose_threshold
 from sfumato.audit.watched import NUM_SILENT, SIDE
@@ -26,7 +34,11 @@ from sfumato.privacy.statement import round_down, round_up
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismResult:
-    """The bounds beside what is promised. ``violations`` in whole sentences; none is good news."""
+    """The bounds beside what is promised. ``violations`` in whole sentences; none is good news.
+
+    All that can be a violation shares the failures: what is sound has one with probability 1 - confidence
+    at most.
+    """
 
     nominal_epsilon: float
     delta: float
@@ -91,13 +103,22 @@ def run_mechanism_audit(
     scores: Path | None = None,
     workers: int = 1,
     on_progress: OnProgress | None = None,
+    num_audits: int = 1,
 ) -> tuple[MechanismResult, Trials]:
-    """Train, score and judge: see ``observe_scores``."""
+    """Train, score and judge: see ``observe_scores``.
+
+    Of ``num_audits`` whose violations count as one verdict, each has its share of the failures there; the
+    bounds themselves keep the confidence of the audit.
+    """
     batches = observe_scores(
         audit, trainings=trainings, scores=scores, workers=workers, on_progress=on_progress
     )
     trials = Trials.of(batches, trainings)
-    return judge(audit, trials, batches), trials
+    result = judge(audit, trials, batches)
+    if num_audits > 1:
+        surer = replace(audit, confidence=1 - (1 - audit.confidence) / num_audits)
+        result = replace(result, violations=judge(surer, trials, batches).violations)
+    return result, trials
 
 
 def judge(audit: MechanismAudit, trials: Trials, batches: Sequence[Batch]) -> MechanismResult:
@@ -111,7 +132,7 @@ def judge(audit: MechanismAudit, trials: Trials, batches: Sequence[Batch]) -> Me
     )
     family = refuted_epsilon(plan, total)
     first = _sides(trials.likelihood[:, 0], trials.present[:, 0])
-    tail = clopper_pearson_bound(*first, delta=plan.delta, confidence=1 - failure_probability)
+    tail = clopper_pearson_bound(*first, delta=plan.delta, confidence=1 - audit.share_of_failures(TAIL_SHARE))
     by_scale, by_others = _scale_epsilon(audit, trials), _others_epsilon(audit, trials)
     measured, measured_upper = measured_noise(audit, batches)
     found = max(family, by_scale, by_others or 0.0)
@@ -143,7 +164,7 @@ def judge(audit: MechanismAudit, trials: Trials, batches: Sequence[Batch]) -> Me
 
 
 def measured_noise(audit: MechanismAudit, batches: Sequence[Batch]) -> tuple[float, float]:
-    """The noise multiplier where no unit has a gradient, and its upper bound at 99.9 %.
+    """The noise multiplier where no unit has a gradient, and its upper bound.
 
     A scale is the sum of squares over a training's silent coordinates, in planned variances.
     """
@@ -153,7 +174,8 @@ def measured_noise(audit: MechanismAudit, batches: Sequence[Batch]) -> tuple[flo
         for batch in batches
     )
     freedom, planned = steps * NUM_CLASSES * NUM_SILENT * SIDE**2, audit.plan.noise_multiplier
-    return planned * math.sqrt(total / freedom), planned * math.sqrt(total / chi2.ppf(1e-3, freedom))
+    least = chi2.ppf(audit.share_of_failures(NOISE_SHARE), freedom)
+    return planned * math.sqrt(total / freedom), planned * math.sqrt(total / least)
 
 
 def repeated_noise(batches: Sequence[Batch]) -> int:
@@ -177,7 +199,7 @@ def _violations(result: MechanismResult) -> Iterator[str]:
             )
     if result.measured_noise_upper < result.noise_multiplier:
         yield (
-            f"The noise multiplier is at most {result.measured_noise_upper:.4g} (99.9 % sure), but "
+            f"The noise multiplier is at most {result.measured_noise_upper:.4g} ({sure} sure), but "
             f"{result.noise_multiplier:.4g} is accounted."
         )
     if result.repeated_noise:
@@ -192,7 +214,7 @@ def _scale_epsilon(audit: MechanismAudit, trials: Trials) -> float:
     inner, outer = _sides(trials.scale, trials.probe_present)
     if min(len(inner), len(outer)) < 2:
         return 0.0
-    failure_probability, found = audit.probe_failure_probability / 4, 0.0
+    failure_probability, found = audit.share_of_failures(PROBE_SHARE) / 4, 0.0
     for sign in (1, -1):
         bounds = choose_threshold(
             sign * inner,
@@ -215,7 +237,7 @@ def _others_epsilon(audit: MechanismAudit, trials: Trials) -> float | None:
         wrong.astype(float),
         audit.probe.plan,
         canaries=1,
-        failure_probability=audit.probe_failure_probability / 2,
+        failure_probability=audit.share_of_failures(PROBE_SHARE) / 2,
     )
     return refuted_epsilon(audit.probe.plan, total)
 

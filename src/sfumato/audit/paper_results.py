@@ -41,20 +41,19 @@ class Row:
     advantage: float
     advantage_upper_bound: float  # of any attack, from ε and δ
     paper: tuple[float, float, float] | None  # lower bound, AUC, advantage; 490,000 models a side
-
-    @property
-    def violates(self) -> bool:
-        return self.lower_bound > self.epsilon
+    violates: bool  # of all rows of a table together, if nothing is wrong, with probability 0.001 at most
 
     def as_dict(self) -> dict[str, object]:
-        return {**asdict(self), "violates": self.violates}
+        return asdict(self)
 
 
-def table_row(problem: Problem, epsilon: float, setting: Setting, scores: Scores) -> Row | None:
-    """The row of these scores; None if there are too few.
+def table_row(
+    problem: Problem, epsilon: float, setting: Setting, scores: Scores, *, num_rows: int = 1
+) -> Row | None:
+    """The row of these scores in a table of ``num_rows``; None if there are too few.
 
     Guarantee: if training is (ε, δ)-DP, ``lower_bound`` exceeds ε with probability at most 0.001: the
-    threshold is chosen on models that the bound does not use.
+    threshold is chosen on models that the bound does not use. ``violates`` has a ``num_rows``-th of that.
     """
     size = min(map(len, scores))
     if size < FEWEST:
@@ -63,8 +62,11 @@ def table_row(problem: Problem, epsilon: float, setting: Setting, scores: Scores
     chosen_on = scores[0][:held], scores[1][:held]
     scores_in, scores_out = (side[held:size] for side in scores)
     threshold = _threshold(chosen_on, lambda fpr, fnr: epsilon_of_errors(fpr, fnr, problem.delta))
-    bound = clopper_pearson_bound(
-        scores_in, scores_out, delta=problem.delta, confidence=CONFIDENCE, threshold=threshold
+    bound, surer = (
+        clopper_pearson_bound(
+            scores_in, scores_out, delta=problem.delta, confidence=confidence, threshold=threshold
+        )
+        for confidence in (CONFIDENCE, 1 - (1 - CONFIDENCE) / num_rows)
     )
     assert bound.ceiling is not None  # Clopper-Pearson bounds have one
     middle = _threshold(chosen_on, lambda fpr, fnr: 1 - fpr - fnr)
@@ -89,6 +91,7 @@ def table_row(problem: Problem, epsilon: float, setting: Setting, scores: Scores
         advantage=membership_advantage(scores_in, scores_out, threshold=middle).value,
         advantage_upper_bound=largest_advantage(epsilon, problem.delta),
         paper=PAPER_BOUNDS[problem.num_examples].get(int(epsilon)) if epsilon == int(epsilon) else None,
+        violates=surer.epsilon > epsilon,
     )
 
 

@@ -1,22 +1,20 @@
-"""Scores of an audit on disk: one line for each stack of models, never rewritten."""
+"""The folder of the paper's audit: the losses of every stack of models that was trained."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TypedDict
+from typing import TypedDict
 
+import msgspec
 import numpy as np
 
-from sfumato.errors import RunError
-from sfumato.files import parse_json, read_json, write_json
+from sfumato.audit.score_file import ScoreFile
+
+SCORING = 1  # one more whenever models of the same settings would be trained or scored in another way
 
 
-class Line(TypedDict):
+class Line(msgspec.Struct, kw_only=True):
     """The losses of models that were trained together."""
 
     group: str
@@ -35,41 +33,24 @@ class Header(TypedDict):
 
 @dataclass(frozen=True)
 class Store:
-    """The folder of an audit. A line that a kill cut off is left out, and its models are trained again."""
+    """All scores of an audit, by groups of models of one distribution."""
 
-    folder: Path
+    file: ScoreFile[Line]
     groups: dict[str, dict[int, list[list[float]]]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, header: Header) -> Store:
         """The folder for this audit, new or continued; an audit of other settings is refused."""
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "audit.json"
-        if not file.exists():
-            write_json(file, header)
-        elif (found := dict(read_json(file, Header))) != dict(header):
-            changed = ", ".join(key for key, value in header.items() if found[key] != value)
-            raise RunError(
-                "other-audit",
-                f"{folder} holds an audit with another {changed}.",
-                why="Scores of different trainings cannot be put together.",
-                fix="Give the same settings, or another --out.",
-            )
-        store = cls(folder)
-        for line in store._lines():
-            store.groups.setdefault(line["group"], {})[line["first"]] = line["losses"]
+        store = cls(ScoreFile(folder / "scores.jsonl", Line))
+        for line in store.file.open({**header, "scoring": SCORING}):
+            store._keep(line)
         return store
 
     def add(self, group: str, first: int, losses: np.ndarray) -> None:
         """Append the losses of (models, canaries), durably."""
         line = Line(group=group, first=first, losses=losses.tolist())
-        with open(self._file, "ab+") as file:
-            if file.seek(0, os.SEEK_END) and _last_byte(file) != b"\n":
-                file.write(b"\n")  # after a line that was cut off
-            file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self.groups.setdefault(group, {})[first] = line["losses"]
+        self.file.append(line)
+        self._keep(line)
 
     def losses(self, group: str) -> np.ndarray:
         """(models, canaries) of a group, by their numbers; what follows a gap is not counted yet."""
@@ -79,16 +60,5 @@ class Store:
                 rows += losses
         return np.array(rows, dtype=np.float64)
 
-    @property
-    def _file(self) -> Path:
-        return self.folder / "scores.jsonl"
-
-    def _lines(self) -> Iterator[Line]:
-        for text in self._file.read_bytes().splitlines() if self._file.exists() else ():
-            with suppress(ValueError):  # cut off
-                yield parse_json(text, Line)
-
-
-def _last_byte(file: BinaryIO) -> bytes:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1)
+    def _keep(self, line: Line) -> None:
+        self.groups.setdefault(line.group, {})[line.first] = line.losses

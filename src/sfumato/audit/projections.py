@@ -17,7 +17,7 @@ from scipy.stats import t as student_t
 from sfumato.audit.mechanism import log_likelihood_ratio
 from sfumato.audit.scores import Scores
 
-MISS = 1e-3  # how often each measurement may call wrong what is as planned
+MEASUREMENT_SHARE = 0.02  # of the allowed failures, for each of three measurements: 0.1 % at 95 %
 
 Projections = NDArray[np.float64]  # (steps, canaries), in clip norms
 
@@ -66,30 +66,41 @@ def without_interference(seen: Projections, *, sampling_rate: float, noise_multi
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What canaries show of the mechanism itself, each beside its bound at 99.9 %."""
+    """What canaries show of the mechanism itself, each beside its bound."""
 
     noise_multiplier: float
     noise_upper: float
     sampling_rate: float
-    rate_lower: float
+    rate_lower: float | None  # None: real gradients may react to canaries, and nothing is sure
     repeated_noise: int  # steps that had the noise of another step
 
 
-def measure(seen: Projections, members: NDArray[np.bool_], *, noise_multiplier: float) -> Measured:
-    """Noise, rate and repetitions from the projections on all canaries."""
-    noise, noise_upper = measured_noise(seen[:, ~members])
-    rate, rate_lower = measured_rate(seen, members)
+def measure(
+    seen: Projections,
+    members: NDArray[np.bool_],
+    *,
+    noise_multiplier: float,
+    silent: bool,
+    failure_probability: float,
+) -> Measured:
+    """Noise, rate and repetitions from the projections on all canaries.
+
+    Each bound fails with ``failure_probability`` at most. ``silent``: no real unit has a gradient along any
+    canary, whatever the weights are.
+    """
+    noise, noise_upper = measured_noise(seen[:, ~members], failure_probability)
+    rate, rate_lower = measured_rate(seen, members, failure_probability)
     return Measured(
         noise_multiplier=noise,
         noise_upper=noise_upper,
         sampling_rate=rate,
-        rate_lower=rate_lower,
+        rate_lower=rate_lower if silent else None,
         # where noise is too small as such, steps are compared by what there is of it
-        repeated_noise=repeated_noise(seen[:, ~members], min(noise_multiplier, noise)),
+        repeated_noise=repeated_noise(seen[:, ~members], min(noise_multiplier, noise), failure_probability),
     )
 
 
-def measured_noise(seen_out: Projections) -> tuple[float, float]:
+def measured_noise(seen_out: Projections, failure_probability: float) -> tuple[float, float]:
     """The noise multiplier as the canaries that are out show it, and its upper bound.
 
     Real units can only make it look larger: a sum of squares grows with every mean that is added.
@@ -97,14 +108,17 @@ def measured_noise(seen_out: Projections) -> tuple[float, float]:
     total, count = float(np.square(seen_out).sum()), seen_out.size
     if not count or not math.isfinite(total):
         return math.nan, math.inf
-    return math.sqrt(total / count), math.sqrt(total / float(chi2.ppf(MISS, count)))
+    return math.sqrt(total / count), math.sqrt(total / float(chi2.ppf(failure_probability, count)))
 
 
-def measured_rate(seen: Projections, members: NDArray[np.bool_]) -> tuple[float, float]:
+def measured_rate(
+    seen: Projections, members: NDArray[np.bool_], failure_probability: float
+) -> tuple[float, float]:
     """How far a canary that is in moves the sum in a step, in clip norms, and its lower bound.
 
-    If all is as planned it is the sampling rate. Coins are independent of the real units, so that these only
-    widen the interval, which is Welch's for the difference of two means.
+    If all is as planned it is the sampling rate. The interval is Welch's for the difference of two means. It
+    holds only if no real gradient reacts to a canary: one that follows it, downhill on a ridge of the loss,
+    looks like a canary that comes more often.
     """
     inner, outer = (seen[:, side].mean(0) for side in (members, ~members))
     if min(len(inner), len(outer)) < 2:
@@ -115,19 +129,19 @@ def measured_rate(seen: Projections, members: NDArray[np.bool_]) -> tuple[float,
     if not 0 < error < math.inf:
         return rate, -math.inf
     freedom = sum(shares) ** 2 / (shares[0] ** 2 / (len(inner) - 1) + shares[1] ** 2 / (len(outer) - 1))
-    return rate, rate - float(student_t.isf(MISS, freedom)) * error
+    return rate, rate - float(student_t.isf(failure_probability, freedom)) * error
 
 
-def repeated_noise(seen_out: Projections, noise_multiplier: float) -> int:
-    """Steps whose difference from an earlier one is too small for two draws of noise.
+def repeated_noise(seen_out: Projections, noise_multiplier: float, failure_probability: float) -> int:
+    """Steps whose difference from an earlier one is smaller than one draw of noise can be.
 
-    Real units can only enlarge a difference. All pairs of steps together are called wrongly with
-    probability 0.1 %.
+    Real gradients may cancel the earlier step's noise, to which they react, but never what is drawn after
+    them. So fresh noise alone has to explain the difference, of all pairs of steps together.
     """
     steps, count = seen_out.shape
     if steps < 2 or not count or not np.isfinite(seen_out).all():
         return 0
-    least = float(chi2.ppf(MISS / (steps * (steps - 1) / 2), count)) * 2 * noise_multiplier**2
+    least = float(chi2.ppf(failure_probability / (steps * (steps - 1) / 2), count)) * noise_multiplier**2
     squares = np.square(seen_out).sum(1)
     repeated = 0
     for step in range(1, steps):

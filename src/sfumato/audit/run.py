@@ -20,8 +20,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from sfumato.audit.curves import auc, roc_curve, score_histogram
 from sfumato.audit.one_run import one_run_bound
 from sfumato.audit.one_run_sampled import one_run_plan_bound
-from sfumato.audit.projections import Measured, measure, projection_scores
-from sfumato.audit.scores import Scores
+from sfumato.audit.projections import MEASUREMENT_SHARE, Measured, measure, projection_scores
+from sfumato.audit.scores import Scores, check_confidence
 from sfumato.data.canaries import CanaryImages, canary_images
 from sfumato.errors import PrivacyError, RunError
 from sfumato.files import write_json, write_text
@@ -31,7 +31,7 @@ from sfumato.release.card import with_audit
 from sfumato.release.release import CARD, load, read_description
 from sfumato.release.run_folder import RunFolder
 from sfumato.reporting.report import write_report
-from sfumato.run.canaries import kept_projections
+from sfumato.run.canaries import PROJECTIONS, Projections
 from sfumato.run.state import load_state
 from sfumato.training.canaries import toss_coins
 
@@ -101,14 +101,19 @@ def audit_run(path: Path, *, confidence: float = 0.95, model: nn.Module | None =
     ``model`` is needed for the final loss of a network of your own.
     """
     folder = RunFolder(path)
-    scores, plan = canary_scores(folder, model=model)
+    scores, plan = canary_scores(folder, confidence=confidence, model=model)
     result = judge_scores(scores, plan, confidence=confidence)
     publish_audit(folder, result, scores)
     return result
 
 
-def canary_scores(folder: RunFolder, *, model: nn.Module | None = None) -> tuple[CanaryScores, Plan]:
-    """The scores of a finished run's canaries, and the plan that it promised."""
+def canary_scores(
+    folder: RunFolder, *, confidence: float = 0.95, model: nn.Module | None = None
+) -> tuple[CanaryScores, Plan]:
+    """The scores of a finished run's canaries, and the plan that it promised.
+
+    ``confidence`` is that of the verdict, of which white-box measurements have their share.
+    """
     settings = folder.stored_recipe().audit
     if not settings.canaries:
         raise RunError(
@@ -128,19 +133,28 @@ def canary_scores(folder: RunFolder, *, model: nn.Module | None = None) -> tuple
         )
     plan = Plan.from_dict(state.values["plan"])
     members = toss_coins(key, settings.canaries).numpy()
-    shape = (state.values["step"] if settings.kind == "gradient" else 0, len(members))
-    projections = kept_projections(state, key=key, shape=shape)  # refuses another key or kind
+    kept = Projections(folder.state / PROJECTIONS, num_canaries=len(members))
+    projections = kept.restored(state, key=key, white_box=settings.kind == "gradient")
     if settings.kind == "gradient":
-        return white_box_scores(projections, members, plan), plan
+        silent = state.values.get("silent_canaries") is True
+        return white_box_scores(projections, members, plan, silent=silent, confidence=confidence), plan
     return black_box_scores(folder, key, members, kind=settings.kind, model=model), plan
 
 
-def white_box_scores(projections: Tensor, members: np.ndarray, plan: Plan) -> CanaryScores:
+def white_box_scores(
+    projections: Tensor, members: np.ndarray, plan: Plan, *, silent: bool, confidence: float
+) -> CanaryScores:
     """From the projections that the run has kept, of each step on each canary."""
     # what is beyond all numbers is seen by everybody
     seen = np.nan_to_num(projections.double().numpy(), nan=0.0, posinf=1e12, neginf=-1e12)
     scores = projection_scores(seen, sampling_rate=plan.sampling_rate, noise_multiplier=plan.noise_multiplier)
-    measured = measure(seen, members, noise_multiplier=plan.noise_multiplier)
+    measured = measure(
+        seen,
+        members,
+        noise_multiplier=plan.noise_multiplier,
+        silent=silent,
+        failure_probability=MEASUREMENT_SHARE * check_confidence(confidence),
+    )
     return CanaryScores(kind="gradient", inner=scores[members], outer=scores[~members], measured=measured)
 
 
@@ -177,15 +191,23 @@ def beside_its_label(losses: Tensor, labels: Tensor) -> np.ndarray:
 
 
 def judge_scores(scores: CanaryScores, plan: Plan, *, confidence: float) -> RunAudit:
-    """Bounds from the scores, beside what the plan promises."""
+    """Bounds from the scores, beside what the plan promises.
+
+    Guarantee: if all is as planned, there is a violation with probability 1 - ``confidence`` at most. One
+    bound decides, ``epsilon``; measurements have their share of the failures, and ``plain_epsilon`` has
+    no part in it unless it is the only bound.
+    """
     inner, outer = scores.inner, scores.outer
+    measurements = 0 if scores.measured is None else 3
+    deciding = 1 - (1 - measurements * MEASUREMENT_SHARE) * check_confidence(confidence)
     plain = one_run_bound(inner, outer, delta=plan.delta, confidence=confidence)
     try:
-        bound = one_run_plan_bound(inner, outer, plan=plan, confidence=confidence)
+        bound = one_run_plan_bound(inner, outer, plan=plan, confidence=deciding)
     except PrivacyError as error:
         if error.code != "recorded-for-another-plan":
             raise
-        bound = plain  # of a caller's own scheme nobody here knows what it would cost with other noise
+        # of a caller's own scheme nobody here knows what it would cost with other noise
+        bound = one_run_bound(inner, outer, delta=plan.delta, confidence=deciding)
     return RunAudit(
         nominal_epsilon=plan.epsilon,
         delta=plan.delta,
@@ -203,33 +225,33 @@ def judge_scores(scores: CanaryScores, plan: Plan, *, confidence: float) -> RunA
         noise_multiplier=plan.noise_multiplier,
         sampling_rate=plan.sampling_rate,
         measured=scores.measured,
-        violations=tuple(_violations(scores, plan, (bound.epsilon, plain.epsilon), confidence)),
+        violations=tuple(_violations(scores, plan, bound.epsilon, confidence)),
     )
 
 
-def _violations(scores: CanaryScores, plan: Plan, found: tuple[float, float], confidence: float) -> list[str]:
+def _violations(scores: CanaryScores, plan: Plan, found: float, confidence: float) -> list[str]:
     sentences = []
-    if max(found) > plan.epsilon:
+    sure = f"{100 * confidence:g} % sure"
+    if found > plan.epsilon:
         sentences.append(
-            f"ε is at least {round_down(max(found), 3)} by one of two bounds, each {100 * confidence:g} % "
-            f"sure, but {round_up(plan.epsilon, 3)} is promised."
+            f"ε is at least {round_down(found, 3)} ({sure}), but {round_up(plan.epsilon, 3)} is promised."
         )
     measured = scores.measured
     if measured is None:
         return sentences
     if measured.noise_upper < plan.noise_multiplier:
         sentences.append(
-            f"The noise multiplier is at most {measured.noise_upper:.4g} (99.9 % sure), but "
+            f"The noise multiplier is at most {measured.noise_upper:.4g} ({sure}), but "
             f"{plan.noise_multiplier:.4g} is accounted."
         )
-    if measured.rate_lower > plan.sampling_rate:
+    if measured.rate_lower is not None and measured.rate_lower > plan.sampling_rate:
         sentences.append(
-            f"A canary moves a step by at least {measured.rate_lower:.4g} clip norms on average (99.9 % "
-            f"sure), but the sampling rate {plan.sampling_rate:.4g} is accounted."
+            f"A canary moves a step by at least {measured.rate_lower:.4g} clip norms on average "
+            f"({sure}), but the sampling rate {plan.sampling_rate:.4g} is accounted."
         )
     if measured.repeated_noise:
         sentences.append(
-            f"{measured.repeated_noise:,} steps had the noise of another step (99.9 % sure): subtracting the "
+            f"{measured.repeated_noise:,} steps had the noise of another step ({sure}): subtracting the "
             "two leaves no noise at all."
         )
     return sentences

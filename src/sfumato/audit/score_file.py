@@ -1,4 +1,4 @@
-"""Scores of an audit on disk: whole batches of repetitions, appended, so that an audit can go on later."""
+"""Scores of an audit on disk: JSON lines, appended durably, so that an audit can go on later."""
 
 from __future__ import annotations
 
@@ -6,74 +6,75 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 
 from sfumato.errors import RunError
 from sfumato.files import write_text
 
-
-class Batch(msgspec.Struct, kw_only=True):
-    """Some trainings of one kind, in the order in which they were made."""
-
-    probe: bool  # one canary and few steps, for the scale and the others
-    present: list[list[bool]]  # which canaries of each training were there
-    likelihood: list[list[float]]  # of each canary of each training
-    scale: list[float]
-    others: list[float]  # of probes with full batches
-    fingerprints: list[int]  # of the first step's noise, one for each training
-    repeated: int  # steps with noise that another step of the same training had
-
-    @property
-    def size(self) -> int:
-        return len(self.present)
+Line = TypeVar("Line", bound=msgspec.Struct)
 
 
 @dataclass
-class ScoreFile:
-    """JSON lines: first what is audited, then one line for each batch."""
+class ScoreFile(Generic[Line]):
+    """First what is audited and by which code, then one line for what was trained together."""
 
     path: Path | None  # None: kept in memory only
+    line: type[Line]
 
-    def open(self, identity: Mapping[str, object]) -> list[Batch]:
-        """The batches of the same audit that are there already; refuses those of another."""
+    def open(self, identity: Mapping[str, object]) -> list[Line]:
+        """The lines of the same audit that are there already; refuses those of another.
+
+        ``identity`` is what scores must have in common, ``scoring`` among it: the number of the way in which
+        they are computed. Another version of the package is another implementation, and another audit.
+        """
         if self.path is None:
             return []
-        first = json.dumps(identity, sort_keys=True, allow_nan=False)
+        wanted = {**identity, "sfumato": version("sfumato")}
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.path, first + "\n")
+            write_text(self.path, json.dumps(wanted, sort_keys=True, allow_nan=False) + "\n")
             return []
-        kept, *lines = self.path.read_text(encoding="utf-8").split("\n")
-        if kept != first:
-            raise RunError(
-                "changed-audit",
-                f"{self.path} holds the scores of another audit.",
-                why="Scores of different settings cannot be put together.",
-                fix="Repeat the settings of its first line, or choose another --out.",
-            )
-        # what an interruption cut off has no end of line
-        return [_parsed(line, self.path) for line in lines[:-1]]
+        first, *lines = self.path.read_bytes().split(b"\n")
+        self._check(first, wanted)
+        # what an interruption cut off has no end of line; the next line must not be joined to it
+        os.truncate(self.path, self.path.stat().st_size - len(lines[-1]) if lines else 0)
+        return [self._parsed(line) for line in lines[:-1]]
 
-    def append(self, batch: Batch) -> None:
+    def append(self, line: Line) -> None:
         """Durably, before the next one begins."""
         if self.path is None:
             return
-        line = msgspec.json.encode(batch) + b"\n"
-        with open(self.path, "r+b") as file:
-            whole = file.read().rfind(b"\n") + 1
-            file.seek(whole)
-            file.write(line)
-            file.truncate()
+        with open(self.path, "ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
+    def _check(self, first: bytes, wanted: Mapping[str, object]) -> None:
+        try:
+            found = msgspec.json.decode(first, type=dict[str, object])
+        except msgspec.DecodeError:
+            found = {}
+        # as JSON has it: a list and a tuple are the same there
+        written = json.loads(json.dumps(wanted, allow_nan=False))
+        changed = sorted(key for key in found.keys() | written if found.get(key) != written.get(key))
+        if changed or found.keys() != written.keys():
+            raise RunError(
+                "changed-audit",
+                f"{self.path} holds the scores of another audit, with another {', '.join(changed)}.",
+                why="Scores of different settings, or of different code, cannot be put together.",
+                fix="Repeat the settings of its first line, or choose another --out.",
+            )
 
-def _parsed(line: str, path: Path) -> Batch:
-    try:
-        return msgspec.json.decode(line, type=Batch)
-    except msgspec.DecodeError as error:
-        raise RunError(
-            "damaged-log", f"{path} has a line that cannot be read: {error}", fix="Choose another --out."
-        ) from error
+    def _parsed(self, line: bytes) -> Line:
+        try:
+            return msgspec.json.decode(line, type=self.line)
+        except msgspec.DecodeError as error:
+            raise RunError(
+                "damaged-log",
+                f"{self.path} has a line that cannot be read: {error}",
+                fix="Choose another --out.",
+            ) from error

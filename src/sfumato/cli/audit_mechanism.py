@@ -59,7 +59,8 @@ def command(
 
     The auditor sees every update. By default there are as many trainings as prove 90 % of the nominal ε (75 %
     with sampling), with probability 99 %, if nothing is wrong. The same command with the same --out goes on
-    where it was stopped. Exit code 1: more was found than is promised.
+    where it was stopped. Exit code 1: more was found than is promised; if nothing is wrong, that happens with
+    probability 1 - confidence at most, whatever the number of ε.
     """
     from sfumato.audit.mechanism import MechanismAudit, sized
     from sfumato.audit.mechanism_results import run_mechanism_audit
@@ -88,6 +89,7 @@ def command(
             trainings=trainings or enough,
             scores=None if out is None else out / f"scores-{audit.epsilon:g}.jsonl",
             workers=workers or num_threads(),
+            num_audits=len(planned),
             on_progress=partial(CountLines("trainings", quiet=as_json), f"ε = {audit.epsilon:g}"),
         )
         results.append(result)

@@ -60,7 +60,7 @@ def command(
     """Train thousands of LeNets with and without an example z, and bound ε by how well they are told apart.
 
     The same command goes on where it was stopped. With |D| = 60,000 a model takes minutes. Exit code 1: more
-    was found than is promised.
+    was found than is promised; if nothing is wrong, that happens to one command in a thousand.
     """
     from sfumato.audit.paper import PaperAudit
     from sfumato.audit.paper_settings import PROBLEMS
@@ -105,7 +105,10 @@ def _write(audit: PaperAudit, found: dict[float, Setting], out: Path, *, quiet: 
     from sfumato.files import write_json
 
     scores = {epsilon: audit.scores(2, epsilon, setting) for epsilon, setting in found.items()}
-    made = [table_row(audit.problem, epsilon, found[epsilon], scores[epsilon]) for epsilon in found]
+    made = [
+        table_row(audit.problem, epsilon, found[epsilon], scores[epsilon], num_rows=len(found))
+        for epsilon in found
+    ]
     rows = [row for row in made if row is not None]
     write_json(out / "results.json", [row.as_dict() for row in rows])
     plot_audit(rows, scores, out / "audit.png")

@@ -7,14 +7,19 @@ fingerprints, class counts, the private mean of features and all scores are abou
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from sfumato.data.canaries import canary_images
 from sfumato.errors import ConfigError, RunError
+from sfumato.files import read_bytes, sync
 from sfumato.randomness import RandomSource
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.features import feature_views
@@ -31,7 +36,75 @@ if TYPE_CHECKING:
     from sfumato.recipes.recipe import Recipe
     from sfumato.run.prepare import Prepared
 
-PROJECTIONS = "audit.projections"  # in the state: (steps done, canaries)
+PROJECTIONS = "projections.f32"  # in state/: (steps, canaries) in float32, the lowest byte first
+_WAITING = "audit.projections"  # in the state: those of the steps since the state before
+
+
+@dataclass
+class Projections:
+    """What was seen of all canaries in each step, in a file that grows by the steps between two states.
+
+    A state holds the rows that are new, and they are appended once it is saved: so a kill loses or repeats
+    none, and the file is never written anew. Rows beyond what a state knows of are overwritten.
+    """
+
+    path: Path
+    num_canaries: int
+    num_kept: int = 0  # rows of the file that belong to a saved state
+    waiting: list[Tensor] = field(default_factory=list)
+
+    def saved(self, key: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and values for the next state."""
+        return {_WAITING: self._stacked()}, {"canaries": _checksum(key)}
+
+    def append(self) -> None:
+        """Once a state with the waiting rows is saved: durably."""
+        if not self.waiting:
+            return
+        rows = self._stacked()
+        try:
+            with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+                file.seek(self.num_kept * self._row_bytes)
+                file.write(rows.numpy().astype("<f4").tobytes())
+                file.truncate()
+                sync(file)
+        except OSError as error:
+            raise RunError(
+                "cannot-save",
+                f"{self.path} could not be written: {error}",
+                why="The disk may be full or read-only. What was saved before is untouched.",
+                fix="Make room, then continue with --resume.",
+            ) from error
+        self.num_kept += len(rows)
+        self.waiting.clear()
+
+    def restored(self, state: RunState, *, key: int, white_box: bool) -> Tensor:
+        """All rows that belong to the state; refuses those of other canaries."""
+        steps = state.values["step"] if white_box else 0
+        waiting = state.tensors.get(_WAITING)
+        kept = 0 if waiting is None else steps - len(waiting)
+        if waiting is None or kept < 0 or waiting.shape[1:] != (self.num_canaries,):
+            raise _other_canaries()
+        if state.values.get("canaries") != _checksum(key):
+            raise _other_canaries()
+        data = read_bytes(self.path) if kept else b""
+        if len(data) < kept * self._row_bytes:
+            raise RunError(
+                "damaged-run",
+                f"{self.path} is shorter than the saved state says ({kept} steps)",
+                why="What was seen of the canaries in those steps is lost.",
+                fix="Restore the file, or start anew with another --out.",
+            )
+        rows = np.frombuffer(data, dtype="<f4", count=kept * self.num_canaries)
+        self.num_kept, self.waiting = kept, list(waiting)
+        return torch.cat([torch.from_numpy(rows.astype(np.float32)).view(kept, -1), waiting])
+
+    @property
+    def _row_bytes(self) -> int:
+        return 4 * self.num_canaries
+
+    def _stacked(self) -> Tensor:
+        return torch.stack(self.waiting) if self.waiting else torch.zeros(0, self.num_canaries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +115,8 @@ class RunCanaries:
     members: Tensor  # (M,) bool: what the coins said
     directions: Directions | None
     images: ImageSet | None
-    projections: Tensor  # (num_steps, M): each noisy sum on each direction, in sensitivities; filled in
+    projections: Projections  # of each noisy sum on each direction, in sensitivities
+    silent: bool  # no real unit has a gradient along a direction
     sensitivity: float  # of the sums: what a unit can move them by, and what the noise is measured in
 
     @classmethod
@@ -57,13 +131,19 @@ class RunCanaries:
                 raise _lost(folder)
             key = new_key(prepared.source)
             folder.keep_canary_key(key)
-        train, by_gradient = prepared.splits.train, settings.kind == "gradient"
+        train = prepared.splits.train
+        by_gradient = settings.kind == "gradient"
+        directions = (
+            Directions.draw(key, settings.canaries, prepared.model, softmax=not train.multi_label)
+            if by_gradient
+            else None
+        )
         return cls(
             key=key,
             members=toss_coins(key, settings.canaries),
-            directions=Directions.draw(key, settings.canaries, prepared.model, softmax=not train.multi_label)
-            if by_gradient
-            else None,
+            directions=directions,
+            # of a loss that is not ours nobody knows whether its gradients add up to zero over the classes
+            silent=directions is not None and directions.silent and prepared.loss is cross_entropy,
             images=None
             if settings.kind == "gradient"
             else canary_images(
@@ -74,7 +154,7 @@ class RunCanaries:
                 classes=train.classes,
                 task=train.task,
             ),
-            projections=torch.zeros(prepared.num_steps if by_gradient else 0, settings.canaries),
+            projections=Projections(folder.state / PROJECTIONS, settings.canaries),
             sensitivity=prepared.clipping.sensitivity(plan.clip_norm),
         )
 
@@ -92,29 +172,25 @@ class RunCanaries:
     def observe(self, step: int, noisy: dict[str, Tensor]) -> None:
         """Keep what the noisy sum of a step shows of each canary, in or out: it is private by now."""
         if self.directions is not None:
-            self.projections[step] = self.directions.projections(noisy) / self.sensitivity
+            self.projections.waiting.append((self.directions.projections(noisy) / self.sensitivity).float())
 
-    def saved(self, step: int) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Tensors and values for the state of the run after ``step`` steps."""
-        return {PROJECTIONS: self.projections[:step]}, {"canaries": _checksum(self.key)}
+    def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and values for the state of the run."""
+        tensors, values = self.projections.saved(self.key)
+        return tensors, {**values, "silent_canaries": self.silent}
 
-    def restore(self, state: RunState, step: int) -> None:
+    def restore(self, state: RunState) -> None:
         """Go on with what was seen in the saved state; refuses that of other canaries."""
-        wanted = self.projections[:step]
-        wanted.copy_(kept_projections(state, key=self.key, shape=wanted.shape))
+        self.projections.restored(state, key=self.key, white_box=self.directions is not None)
 
 
-def kept_projections(state: RunState, *, key: int, shape: tuple[int, ...]) -> Tensor:
-    """What a saved run has seen of the canaries of ``key``; refuses that of others."""
-    seen = state.tensors.get(PROJECTIONS)
-    if seen is None or seen.shape != shape or state.values.get("canaries") != _checksum(key):
-        raise RunError(
-            "damaged-run",
-            "the key in state/ is not that of the canaries which the run began with.",
-            why="Scores of different canaries cannot be put together.",
-            fix="Restore the folder, or start anew with another --out.",
-        )
-    return seen
+def _other_canaries() -> RunError:
+    return RunError(
+        "damaged-run",
+        "the key in state/ is not that of the canaries which the run began with.",
+        why="Scores of different canaries cannot be put together.",
+        fix="Restore the folder, or start anew with another --out.",
+    )
 
 
 def _checksum(key: int) -> str:
@@ -138,9 +214,20 @@ def check_canaries(recipe: Recipe) -> None:
 
 
 def check_room(recipe: Recipe, model: nn.Module, train: ImageSet) -> None:
-    """Refuse more canaries than the model has directions for, before anything is spent."""
-    if recipe.audit.canaries and recipe.audit.kind == "gradient":
+    """Refuse canaries that the model has no directions for, or no images, before anything is spent."""
+    if not recipe.audit.canaries:
+        return
+    if recipe.audit.kind == "gradient":
         Directions.draw(0, recipe.audit.canaries, model, softmax=not train.multi_label)
+        return
+    height, width = train.images.shape[-2:]
+    if height != width:
+        raise ConfigError(
+            "canaries-not-square",
+            f"images are {height} x {width}, and canaries with images are wanted.",
+            why="They are shown to the released model, and a release knows of square images alone.",
+            fix="Use --audit-kind gradient, or square images.",
+        )
 
 
 def _views(prepared: Prepared, images: ImageSet) -> Inputs:

@@ -146,10 +146,12 @@ class Run:
 
     def commit(self) -> None:
         """Save the state; see ``Persistence.commit``."""
-        seen, named = (None, {}) if self.canaries is None else self.canaries.saved(self.step)
+        seen, named = (None, {}) if self.canaries is None else self.canaries.saved()
         values = {"seconds": self.seconds, "max_rows": self.max_rows, **named, **self.monitor.values()}
         values["released"] = self.released.values()
         self.persistence.commit(self.step, self.average, values, seen)
+        if self.canaries is not None:
+            self.canaries.projections.append()
 
     def restore(self, state: RunState) -> None:
         """Go back to the saved state, whose identity was checked."""
@@ -162,7 +164,7 @@ class Run:
             self.max_rows = saved["max_rows"]  # another free memory must not change a seeded run's rounding
         self.persistence.restore(state, self.average)
         if self.canaries is not None:
-            self.canaries.restore(state, self.step)
+            self.canaries.restore(state)
 
     def _announce(self) -> None:
         if self.observer is None:

@@ -46,6 +46,7 @@ class Directions:
     shapes: Mapping[str, torch.Size]  # of the trained parameters, in the order of their coordinates
     places: Tensor  # (M, b) int64
     signs: Tensor  # (M, b), 1 or -1
+    silent: bool = False  # the same for every class: no softmax with cross-entropy has a gradient there
 
     @classmethod
     def draw(cls, key: int, count: int, model: nn.Module, *, softmax: bool = True) -> Directions:
@@ -68,7 +69,12 @@ class Directions:
             inputs = torch.from_numpy(_permutation(source, num_inputs)[: count * size]).view(count, 1, size)
             places = start + inputs + num_inputs * torch.arange(num_classes).view(1, -1, 1)
             signs = _signs(source, count * size).view(count, 1, size).expand_as(places)
-            return cls(shapes=shapes, places=places.reshape(count, -1), signs=signs.reshape(count, -1))
+            return cls(
+                shapes=shapes,
+                places=places.reshape(count, -1),
+                signs=signs.reshape(count, -1),
+                silent=True,
+            )
         offered = _offered(shapes, count, besides=silent)
         size = min(COORDINATES, len(offered) // count)
         chosen = offered[_permutation(source, len(offered))[: count * size]]
