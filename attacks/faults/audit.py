@@ -146,3 +146,21 @@ def canaries_last(patch):
         return Units.images(data.select(torch.arange(len(data)).flip(0)))
 
     patch.setattr(Pipeline, "units", units)
+
+
+@fault(
+    "audit-scores-of-any-code",
+    tests=("audit/test_mechanism.py::test_scores_of_other_code_are_not_mixed_in",),
+)
+def audit_scores_of_any_code(patch):
+    """An audit goes on with scores that another version of the code has left."""
+    rewrite(patch, "sfumato.audit.score_file:ScoreFile._check", "if changed:", "if False:")
+
+
+@fault(
+    "audit-rows-do-not-share-failures",
+    tests=("audit/test_paper.py::test_rows_of_one_table_share_the_failures_of_its_verdict",),
+)
+def audit_rows_do_not_share_failures(patch):
+    """Each row of a table is a verdict at the whole table's confidence."""
+    rewrite(patch, "sfumato.audit.paper_results:table_row", "(1 - CONFIDENCE) / num_rows", "(1 - CONFIDENCE)")

@@ -149,3 +149,26 @@ def audited_rate_without_its_error(patch: MonkeyPatch) -> None:
 def repeated_noise_not_seen(patch: MonkeyPatch) -> None:
     """Only the step right before is compared."""
     rewrite(patch, "sfumato.audit.projections:repeated_noise", "distances.min()", "distances[-1]")
+
+
+@fault(
+    "repeated-noise-by-two-draws",
+    tests=(f"{PROJECTIONS}::test_real_gradients_that_follow_earlier_noise_are_not_taken_for_a_repetition",),
+)
+def repeated_noise_by_two_draws(patch: MonkeyPatch) -> None:
+    """Real gradients that react to the noise of an earlier step are called its repetition."""
+    rewrite(
+        patch,
+        "sfumato.audit.projections:repeated_noise",
+        "* noise_multiplier**2",
+        "* 2 * noise_multiplier**2",
+    )
+
+
+@fault(
+    "audited-rate-whatever-follows-canaries",
+    tests=(f"{PROJECTIONS}::test_the_rate_counts_only_where_no_real_gradient_can_follow_a_canary",),
+)
+def audited_rate_whatever_follows_canaries(patch: MonkeyPatch) -> None:
+    """A sound run whose real gradients follow its canaries is called a violation."""
+    rewrite(patch, "sfumato.audit.projections:measure", "rate_lower if silent else None", "rate_lower")

@@ -60,8 +60,9 @@ class ScoreFile(Generic[Line]):
             found = {}
         # as JSON has it: a list and a tuple are the same there
         written = json.loads(json.dumps(wanted, allow_nan=False))
-        changed = sorted(key for key in found.keys() | written if found.get(key) != written.get(key))
-        if changed or found.keys() != written.keys():
+        keys = found.keys() | written.keys()
+        changed = sorted(key for key in keys if found.get(key, ...) != written.get(key, ...))
+        if changed:
             raise RunError(
                 "changed-audit",
                 f"{self.path} holds the scores of another audit, with another {', '.join(changed)}.",
