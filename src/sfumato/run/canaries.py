@@ -97,7 +97,7 @@ class Projections:
             )
         rows = np.frombuffer(data, dtype="<f4", count=kept * self.num_canaries)
         self.num_kept, self.waiting = kept, list(waiting)
-        return torch.cat([torch.from_numpy(rows.astype(np.float32)).view(kept, -1), waiting])
+        return torch.cat([torch.from_numpy(rows.astype(np.float32)).view(kept, self.num_canaries), waiting])
 
     @property
     def _row_bytes(self) -> int:
