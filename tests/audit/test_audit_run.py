@@ -24,7 +24,7 @@ from sfumato.privacy.plan import Plan
 from sfumato.privacy.sampling_schemes import Poisson
 from sfumato.randomness import SecureSource, SeededSource
 from sfumato.release.run_folder import CANARY_KEY, RunFolder
-from sfumato.run.canaries import PROJECTIONS, Projections, RunCanaries, new_key
+from sfumato.run.canaries import PROJECTIONS, Projections, RunCanaries, check_room, new_key
 from sfumato.run.prepare import prepare
 from sfumato.run.session import train
 from sfumato.run.state import load_state
@@ -97,6 +97,7 @@ def test_kept_projections_are_those_of_the_noisy_sums_through_an_interruption(
     model = prepare(small_recipe(), data=small_splits()).model
     wanted = straightforward_projections(key, 60, model, [seen[step] for step in range(8)], clip_norm)
     kept = all_kept(out).double()
+    assert (out / "state" / PROJECTIONS).stat().st_mode & 0o777 == 0o600
     torch.testing.assert_close(kept, wanted, atol=1e-5, rtol=1e-5)
     wrong = straightforward_projections(key + 1, 60, model, [seen[step] for step in range(8)], clip_norm)
     assert (kept - wrong).abs().max() > 0.1  # the test can tell canaries apart
@@ -126,6 +127,12 @@ train(small_recipe(audit__canaries=60), out=sys.argv[1], data=small_splits(), ob
     assert torch.equal(after[:4], before)
     assert RunFolder(out).canary_key() == key
     assert audit_run(out).num_members == int(toss_coins(key, 60).sum())
+    os.truncate(out / "state" / PROJECTIONS, 100)
+    with pytest.raises(RunError, match="damaged-run"):
+        audit_run(out)
+    os.remove(out / "state" / PROJECTIONS)
+    with pytest.raises(RunError, match="damaged-run"):
+        audit_run(out)
 
 
 def test_a_run_goes_on_with_its_own_canaries_or_not_at_all(tmp_path):
@@ -236,10 +243,10 @@ def test_what_cannot_be_audited_is_refused(tmp_path):
         )
     with pytest.raises(ConfigError, match="too-many-canaries"):
         prepare(small_recipe(audit__canaries=90_000), data=small_splits())
-    wide = small_splits()
-    wide = replace(wide, train=replace(wide.train, images=wide.train.images[:, :, :-1]), test=None)
+    recipe = small_recipe(audit__canaries=5, audit__kind="noise")
+    check_room(recipe, torch.nn.Linear(2, 2), (1, 28, 28))  # control
     with pytest.raises(ConfigError, match="canaries-not-square"):
-        prepare(small_recipe(audit__canaries=5, audit__kind="noise"), data=wide)
+        check_room(recipe, torch.nn.Linear(2, 2), (1, 27, 28))
     trained(tmp_path / "run", audit__canaries=0, training__num_steps=1)
     with pytest.raises(RunError, match="no-canaries"):
         canary_scores(RunFolder(tmp_path / "run"))

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from sfumato.data.canaries import canary_images
 from sfumato.errors import ConfigError, RunError
-from sfumato.files import read_bytes, sync
+from sfumato.files import check_plain, sync
 from sfumato.randomness import RandomSource
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.features import feature_views
@@ -87,17 +87,22 @@ class Projections:
             raise _other_canaries()
         if state.values.get("canaries") != _checksum(key):
             raise _other_canaries()
-        data = read_bytes(self.path) if kept else b""
-        if len(data) < kept * self._row_bytes:
-            raise RunError(
-                "damaged-run",
-                f"{self.path} is shorter than the saved state says ({kept} steps)",
-                why="What was seen of the canaries in those steps is lost.",
-                fix="Restore the file, or start anew with another --out.",
-            )
+        data = self._read(kept * self._row_bytes) if kept else b""
         rows = np.frombuffer(data, dtype="<f4", count=kept * self.num_canaries)
         self.num_kept, self.waiting = kept, list(waiting)
         return torch.cat([torch.from_numpy(rows.astype(np.float32)).view(kept, self.num_canaries), waiting])
+
+    def _read(self, size: int) -> bytes:
+        """The first ``size`` bytes of the file."""
+        try:
+            check_plain(self.path)
+            with open(self.path, "rb") as file:
+                data = file.read(size)
+        except (OSError, ValueError) as error:
+            raise _lost_projections(f"{self.path} cannot be read: {error}") from error
+        if len(data) < size:
+            raise _lost_projections(f"{self.path} has {len(data):,} bytes; the state needs {size:,}.")
+        return data
 
     @property
     def _row_bytes(self) -> int:
@@ -182,6 +187,15 @@ class RunCanaries:
     def restore(self, state: RunState) -> None:
         """Go on with what was seen in the saved state; refuses that of other canaries."""
         self.projections.restored(state, key=self.key, white_box=self.directions is not None)
+
+
+def _lost_projections(what: str) -> RunError:
+    return RunError(
+        "damaged-run",
+        what,
+        why="What was seen of the canaries in the steps before the last state is lost.",
+        fix="Restore the file, or start anew with another --out.",
+    )
 
 
 def _other_canaries() -> RunError:
