@@ -243,10 +243,10 @@ def test_what_cannot_be_audited_is_refused(tmp_path):
         )
     with pytest.raises(ConfigError, match="too-many-canaries"):
         prepare(small_recipe(audit__canaries=90_000), data=small_splits())
-    recipe = small_recipe(audit__canaries=5, audit__kind="noise")
-    check_room(recipe, torch.nn.Linear(2, 2), (1, 28, 28))  # control
+    recipe, square = small_recipe(audit__canaries=5, audit__kind="noise"), small_splits().train
+    check_room(recipe, torch.nn.Linear(2, 2), square)  # control
     with pytest.raises(ConfigError, match="canaries-not-square"):
-        check_room(recipe, torch.nn.Linear(2, 2), (1, 27, 28))
+        check_room(recipe, torch.nn.Linear(2, 2), replace(square, images=square.images[:, :, 1:]))
     trained(tmp_path / "run", audit__canaries=0, training__num_steps=1)
     with pytest.raises(RunError, match="no-canaries"):
         canary_scores(RunFolder(tmp_path / "run"))
