@@ -14,6 +14,7 @@ from sfumato.cli import echo_json
 from sfumato.cli.progress import CountLines
 
 if TYPE_CHECKING:
+    from sfumato.audit.mechanism import MechanismAudit
     from sfumato.audit.mechanism_results import MechanismResult
     from sfumato.audit.pipeline import Canary, Part
 
@@ -59,8 +60,8 @@ def command(
 
     The auditor sees every update. By default there are as many trainings as prove 90 % of the nominal ε (75 %
     with sampling), with probability 99 %, if nothing is wrong. The same command with the same --out goes on
-    where it was stopped. Exit code 1: more was found than is promised; if nothing is wrong, that happens with
-    probability 1 - confidence at most, whatever the number of ε.
+    where it was stopped. Exit code 1: more than is promised was found; if all is well, only with probability
+    1 - confidence, for all ε together.
     """
     from sfumato.audit.mechanism import MechanismAudit, sized
     from sfumato.audit.mechanism_results import run_mechanism_audit
@@ -80,8 +81,7 @@ def command(
         for epsilon in epsilons
     ]
     planned = [sized(audit, share=share, num_canaries=canaries) for audit in audits]
-    for audit, _ in planned:
-        audit.check()
+    _check(planned)
     results, scores, began = [], [], time.monotonic()
     for audit, enough in planned:
         result, trials = run_mechanism_audit(
@@ -103,6 +103,12 @@ def command(
         echo_json({"results": [result.as_dict() for result in results], "seconds": seconds})
     if any(result.violations for result in results):
         sys.exit(1)
+
+
+def _check(planned: list[tuple[MechanismAudit, int]]) -> None:
+    """Before anything is trained."""
+    for audit, _ in planned:
+        audit.check()
 
 
 def _write(out: Path, results: list, scores: list, audits: list) -> None:
