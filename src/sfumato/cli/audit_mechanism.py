@@ -80,8 +80,7 @@ def command(
         )
         for epsilon in epsilons
     ]
-    planned = [sized(audit, share=share, num_canaries=canaries) for audit in audits]
-    _check(planned)
+    planned = _checked([sized(audit, share=share, num_canaries=canaries) for audit in audits])
     results, scores, began = [], [], time.monotonic()
     for audit, enough in planned:
         result, trials = run_mechanism_audit(
@@ -105,10 +104,11 @@ def command(
         sys.exit(1)
 
 
-def _check(planned: list[tuple[MechanismAudit, int]]) -> None:
-    """Before anything is trained."""
+def _checked(planned: list[tuple[MechanismAudit, int]]) -> list[tuple[MechanismAudit, int]]:
+    """The same, refused before anything is trained if one cannot be audited."""
     for audit, _ in planned:
         audit.check()
+    return planned
 
 
 def _write(out: Path, results: list, scores: list, audits: list) -> None:
