@@ -62,7 +62,7 @@ def test_a_recipe_is_examined_with_its_channels_weights_and_trained_parts(tmp_pa
     (model, images, size) = seen[0]
     assert images.shape[1:] == (1, 16, 16)
     assert next(model.parameters()).shape[:2] == (8, 1)
-    assert size == {"num_rows": 48}
+    assert size["num_rows"] == 48
     recipe.write_text(recipe.read_text().replace("width = 8}", 'width = 8}\ntrained = "last"'))
     refused = CliRunner().invoke(cli, ["doctor", "--recipe", str(recipe)])
     assert refused.exception.code == "nothing-to-fine-tune"  # as a run says: the layers to keep are random
