@@ -138,15 +138,13 @@ class Advice:
     def settings(self) -> dict[str, Scalar]:
         """What the chosen recipe is changed by.
 
-        Where there are enough units, how frequent the classes are is released with noise that ε counts, and
-        of two classes a threshold too, so that the frequent one is not called too often: docs/evaluation.md.
+        Where there are enough units, how frequent the classes are is released with noise that ε counts, so
+        that the frequent one is not called too often: docs/evaluation.md.
         """
         facts, changes = self.facts, dict(self.chosen.settings)
         counted = facts.num_units >= _UNITS_PER_CLASS * facts.num_classes
         if counted and facts.epsilon is not None and not facts.multi_label:
             changes["data.class_counts"] = "released"
-            if facts.num_classes == 2:
-                changes["decision.threshold"] = "released"
         return changes
 
     @property
