@@ -8,7 +8,7 @@ demo: .venv/installed
 	$(BIN)/sfumato demo
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # Planted faults, each of which the tests must find: all of them, some minutes.
 mutants: .venv/installed-dev

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from PIL import Image
 
 # Before torch is imported, and for commands that tests start: on small tensors a second thread only waits.
@@ -38,9 +39,12 @@ def real_data(pytestconfig: pytest.Config) -> Iterator[Path]:
         home = Path(given)
     elif unpack.is_file():
         home = Path(pytestconfig.cache.mkdir("real_data"))
-        if not (home / "ready").exists():
-            subprocess.run([sys.executable, str(unpack), str(home)], check=True, stdout=subprocess.DEVNULL)
-            (home / "ready").touch()
+        with FileLock(home / "lock"):  # tests run in several processes
+            if not (home / "ready").exists():
+                subprocess.run(
+                    [sys.executable, str(unpack), str(home)], check=True, stdout=subprocess.DEVNULL
+                )
+                (home / "ready").touch()
     else:
         pytest.skip("no real data: set SFUMATO_DATA to a folder with cifar-10-batches-bin and the others")
     with pytest.MonkeyPatch.context() as patch:
