@@ -75,7 +75,7 @@ def test_the_mechanism_audit_bites(fault, column, epsilon_above):
 
 def test_the_table_of_faults_in_the_docs_is_that_of_the_recorded_run():
     audit_faults = importlib.import_module("audit_faults")
-    recorded = json.loads((ATTACKS.parent / "benchmarks" / "2026-11-17-audit-faults.json").read_text())
+    recorded = json.loads((ATTACKS.parent / "benchmarks" / "2026-11-18-audit-faults.json").read_text())
     text = audit_faults.DOCS.read_text(encoding="utf-8")
     written = text.split(audit_faults.BEGIN)[1].split(audit_faults.END)[0]
     assert written == audit_faults.docs_text(recorded)
