@@ -5,8 +5,14 @@ from __future__ import annotations
 import io
 import sys
 import time
+from types import SimpleNamespace
 
-from sfumato.cli.progress import CountLines, LiveProgress, PlainProgress, make_progress
+from torch import nn
+
+from sfumato.cli.progress import CountLines, LiveProgress, PlainProgress, echo_start, make_progress
+from sfumato.doctor.data_checks import examine_data
+from sfumato.recipes.recipe import Recipe
+from small_runs import small_splits
 
 
 class Terminal(io.StringIO):
@@ -65,3 +71,23 @@ def test_counted_work_is_told_every_ten_seconds_with_its_speed(monkeypatch, caps
     assert "2.00 models/s" in told[0]  # from the first call on: the 20 before it took time of their own
     CountLines("models", quiet=True)("ε = 1", 60, 60)
     assert capsys.readouterr().err == ""
+
+
+def test_what_a_run_says_of_private_images_is_marked_sensitive(capsys):
+    splits = small_splits(train=24)  # eight images in each class
+    findings = examine_data(splits, unit="image")
+    prepared = SimpleNamespace(
+        splits=splits,
+        recipe=Recipe(),
+        model=nn.Linear(2, 2),
+        units=splits.train.images,
+        num_steps=1,
+        batch_size=1.0,
+        plan=None,
+        findings=findings,
+    )
+    echo_start(prepared, 0)
+    shown = capsys.readouterr().err.splitlines()
+    assert "few-images" in [finding.code for finding in findings]
+    assert any(line.startswith("note (sensitive): fewer than 20") for line in shown)
+    assert any(line.startswith("note: the 3 class names are published") for line in shown)

@@ -149,7 +149,11 @@ def test_tiny_and_unequal_classes_are_noted(image_folder):
     assert not {"few-images", "class-imbalance"} & codes(examined("--data", folder))
     for path in sorted((folder / "train" / "dog").iterdir())[2:]:
         path.unlink()
-    assert {"few-images", "class-imbalance"} <= codes(examined("--data", folder))
+    found = {finding["code"]: finding["sensitive"] for finding in examined("--data", folder)["findings"]}
+    assert found["few-images"]
+    assert found["class-imbalance"]
+    assert not found["public-class-names"]  # public, as it says itself
+    assert "few-images (sensitive):" in CliRunner().invoke(cli, ["doctor", "--data", str(folder)]).stdout
 
 
 def test_a_patient_that_the_manifest_names_is_shown_as_a_number(image_folder):

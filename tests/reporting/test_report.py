@@ -71,6 +71,17 @@ def test_several_runs_are_compared_and_the_unprotected_one_is_marked(runs, tmp_p
     assert_balanced(page)
 
 
+def test_the_mean_auc_of_several_findings_is_called_so_and_is_no_accuracy(runs):
+    record = read_run(runs / "private")
+    scores = {key: value for key, value in record.scores.items() if key != "measures"}
+    findings = dataclasses.replace(record, scores={**scores, "mean_auc": 0.8154})
+    page = render([findings])
+    assert re.search(r"<dt>mean AUC</dt>\s*<dd>0\.815</dd>", page)
+    assert "<dt>accuracy</dt>" not in page
+    assert "<td>0.815</td>" in render([findings, record])
+    assert "<dt>accuracy</dt>" in render([record])
+
+
 def test_names_from_the_data_cannot_become_markup(runs):
     record = read_run(runs / "private")
     evil = '<img src=x onerror="alert(1)">'

@@ -18,7 +18,7 @@ from sfumato.cli import main
 from sfumato.errors import ConfigError, ModelError, PrivacyError
 from sfumato.models import create_model
 from sfumato.models.backbones import load_trunk
-from sfumato.models.libraries import description_of, plain_config
+from sfumato.models.libraries import description_of, plain_config, split_name
 from sfumato.recipes.recipe import Recipe, load_recipe, with_settings
 from sfumato.run.backbones import describe_backbone, with_backbone
 from sfumato.run.session import train
@@ -187,6 +187,17 @@ def test_what_names_no_network_is_refused(network):
     with pytest.raises(ConfigError) as caught:
         create_model("backbone", num_classes=2, network=network)
     assert caught.value.code == "bad-backbone"
+
+
+@pytest.mark.parametrize("place", ["hf-hub:org/net", "hf_hub:org/net", "local-dir:/tmp/net", "org/net"])
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_a_name_that_is_a_place_is_refused_before_its_library_is_asked(library, place, monkeypatch):
+    asked = []
+    monkeypatch.setattr("sfumato.models.libraries.import_library", lambda name: asked.append(name))
+    with pytest.raises(ConfigError) as caught:
+        create_model("backbone", num_classes=2, network=f"{library}:{place}")
+    assert (caught.value.code, asked) == ("bad-backbone", [])
+    assert split_name("hf:org/net") == ("hf", "org/net")  # a name only: its layers come from config.json
 
 
 def test_weights_of_undeclared_origin_are_refused_and_so_are_known_ones(tmp_path):

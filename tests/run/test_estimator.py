@@ -61,9 +61,9 @@ def shades(count: int = 48, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     return data.images[:, 0].numpy(), np.array(data.classes)[data.labels.numpy()]
 
 
-def num_runs(tmp_path: Path) -> int:
+def num_runs(tmp_path: Path, name: str = "array") -> int:
     with Ledger.open(tmp_path / "ledger.sqlite") as ledger:
-        return len(ledger.records_named("array"))
+        return len(ledger.records_named(name))
 
 
 @pytest.mark.parametrize("name", SENSIBLE)
@@ -75,8 +75,8 @@ def test_the_checks_of_scikit_learn_that_make_sense_for_images_pass(name: str) -
 
 def test_a_fit_is_an_entry_in_the_ledger_and_says_what_it_guarantees(tmp_path: Path) -> None:
     X, y = shades()
-    fitted = estimator(out=tmp_path / "run").fit(X, y, groups=np.arange(len(y)) // 2)
-    assert num_runs(tmp_path) == 1
+    fitted = estimator(out=tmp_path / "run", name="ward 7").fit(X, y, groups=np.arange(len(y)) // 2)
+    assert num_runs(tmp_path, "ward 7") == 1
     assert fitted.privacy_["unit"] == "patient"
     assert fitted.privacy_["num_examples"] == 24
     assert 7 < fitted.privacy_["epsilon"] <= 8

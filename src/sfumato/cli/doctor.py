@@ -167,7 +167,9 @@ def _report(
         for line in [] if summary is None else [*as_lines(summary), ""]:
             click.echo(one_line(line))
         for finding in sorted(findings, key=lambda one: ("void", "weak", "note").index(one.severity)):
-            click.echo(f"{finding.severity:<5} {finding.code}: {finding.what}\n      {finding.cure}")
+            click.echo(
+                f"{finding.severity:<5} {finding.code}{finding.mark}: {finding.what}\n      {finding.cure}"
+            )
         for note in notes:
             click.echo(f"note  {note}")
         if nothing_asked:

@@ -224,7 +224,7 @@ def echo_start(prepared: Prepared, start_step: int) -> None:
     for note in prepared.splits.notes:
         click.echo(note, err=True)
     for finding in prepared.findings:
-        click.echo(f"{finding.severity}: {finding.what} {finding.cure}", err=True)
+        click.echo(f"{finding.severity}{finding.mark}: {finding.what} {finding.cure}", err=True)
     if start_step:
         click.echo(f"Resumed after step {start_step}.", err=True)
 

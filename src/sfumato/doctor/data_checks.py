@@ -53,6 +53,7 @@ def _normalisation(
         Finding(
             severity="void",
             code="private-normalisation",
+            sensitive=True,
             what="the normalisation constants are the training images' own mean or deviation.",
             cure="Use published constants, or 0.5 and 0.25; or release the mean with noise and count it.",
         )
@@ -83,6 +84,7 @@ def _classes(splits: DataSplits, unit: Unit) -> list[Finding]:
                 Finding(
                     severity="void",
                     code="class-of-one",
+                    sensitive=True,
                     what=f"{kind} {name!r} exists only because of a single {unit}.",
                     cure=f"If the list is public, declare it: a file {kind_file} in the data's folder, one "
                     f"name a line, with this {kind} among them. If it is not, give these images to another "
@@ -102,6 +104,7 @@ def _duplicates(splits: DataSplits, unit: str) -> list[Finding]:
             Finding(
                 severity="weak",
                 code="duplicate-images",
+                sensitive=True,
                 what=f"{len(repeated)} training images are copies of others; one occurs {copies} times.",
                 cure=f"Remove copies; until then such an image is protected as a group of {copies}.",
             )
@@ -112,6 +115,7 @@ def _duplicates(splits: DataSplits, unit: str) -> list[Finding]:
                 Finding(
                     severity="weak",
                     code="shared-images",
+                    sensitive=True,
                     what=f"{len(shared)} {name} images are also training images.",
                     cure="Remove them from one side: their score overstates accuracy and tells of members.",
                 )
@@ -131,6 +135,7 @@ def _people(splits: DataSplits, unit: str) -> list[Finding]:
             Finding(
                 severity="weak",
                 code="images-of-two-patients",
+                sensitive=True,
                 what=f"{across} images occur under two patients.",
                 cure="Correct the patient column: one person under two names is protected as two units.",
             )
@@ -141,6 +146,7 @@ def _people(splits: DataSplits, unit: str) -> list[Finding]:
             Finding(
                 severity="weak",
                 code="shared-patients",
+                sensitive=True,
                 what=f"{len(shared)} patients have images both in training and in validation or test.",
                 cure="Split by patient: the accuracy is overstated otherwise.",
             )
@@ -151,6 +157,7 @@ def _people(splits: DataSplits, unit: str) -> list[Finding]:
             Finding(
                 severity="weak",
                 code="images-not-patients",
+                sensitive=True,
                 what=f"patients are known, but the unit is the image; one patient has {largest} images.",
                 cure="Use --unit patient, so that the guarantee is about people.",
             )

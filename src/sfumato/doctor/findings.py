@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 Severity = Literal["void", "weak", "note"]
@@ -16,6 +16,12 @@ class Finding:
     code: str
     what: str
     cure: str
+    sensitive: bool = False  # tells of the private images without noise: to be shown to their holder only
 
-    def as_dict(self) -> dict[str, str]:
-        return {"severity": self.severity, "code": self.code, "what": self.what, "cure": self.cure}
+    @property
+    def mark(self) -> str:
+        """To stand behind its name, as behind scores on private images."""
+        return " (sensitive)" if self.sensitive else ""
+
+    def as_dict(self) -> dict[str, str | bool]:
+        return asdict(self)

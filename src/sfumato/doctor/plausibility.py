@@ -34,6 +34,7 @@ def _patients(splits: DataSplits, unit: Unit) -> list[Finding]:
             Finding(
                 severity="weak",
                 code="patient-per-image",
+                sensitive=True,
                 what="every training image is a patient of its own: perhaps --patient-from marks whole file "
                 "names.",
                 cure="Look at the examples of sfumato doctor --data. A person with several images is "
@@ -45,6 +46,7 @@ def _patients(splits: DataSplits, unit: Unit) -> list[Finding]:
             Finding(
                 severity="weak",
                 code="one-patient",
+                sensitive=True,
                 what="all training images belong to one patient: perhaps they were given one name for all.",
                 cure="Look at the examples of sfumato doctor --data, and name patients apart.",
             )
@@ -62,6 +64,7 @@ def _darkness(train: ImageSet) -> list[Finding]:
         Finding(
             severity="weak",
             code="dark-images",
+            sensitive=True,
             what=f"most training images are nearly black: their brightest pixel is below {_DARK} of 255.",
             cure="If 16-bit files hold 12 bits, set data.bits=12; other depths: data.range or --window. They "
             "are public constants: take them from the scanner's manual, not from the images.",
@@ -79,6 +82,7 @@ def _balance(train: ImageSet) -> list[Finding]:
             Finding(
                 severity="note",
                 code="few-images",
+                sensitive=True,
                 what=f"fewer than {_FEW} training images: {shown}.",
                 cure="The noise will hide so small a class: merge it with another, or find more images.",
             )
@@ -88,6 +92,7 @@ def _balance(train: ImageSet) -> list[Finding]:
             Finding(
                 severity="note",
                 code="class-imbalance",
+                sensitive=True,
                 what=f"the largest class has more than {_IMBALANCE} times the images of the smallest.",
                 cure="Accuracy will say little: look at sensitivity and specificity of each class.",
             )

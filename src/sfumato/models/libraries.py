@@ -76,6 +76,13 @@ def split_name(network: str) -> tuple[str, str]:
             f"{network[:80]!r} does not name a backbone. {did_you_mean(library, tuple(_PACKAGES))}".rstrip(),
             fix="Write timm:NAME, torchvision:NAME or hf:NAME, for example timm:resnet18.",
         )
+    if library != "hf" and (":" in name or "/" in name):
+        raise ConfigError(
+            "bad-backbone",
+            f"{network[:80]!r} names a place, not a network of {library}.",
+            why="The library would fetch or open what is there (hf-hub:…, local-dir:…).",
+            fix=f"Write {library}:NAME, and give the weights as a file: --backbone-weights FILE.safetensors",
+        )
     return library, name
 
 

@@ -130,7 +130,7 @@ def _tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     rate, steps_time = privacy.get("sampling_rate"), _duration(record.environment["seconds"])
     return [
         *_measure_tiles(record),
-        ("accuracy", _accuracy(record), _scored_on(record)),
+        (*_accuracy_tile(record), _scored_on(record)),
         ("ε", _epsilon(record), "privacy loss"),
         ("δ", _delta(record), "chance beyond ε"),
         ("protected", privacy["unit"], f"of {_count(privacy.get('num_examples'))}"),
@@ -157,6 +157,9 @@ def _measure_tiles(record: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def _measure(record: RunRecord, key: str) -> str:
+    mean_auc = _mean_auc(record)
+    if key == "auc" and mean_auc is not None:
+        return f"{mean_auc:.3f}"
     if record.scores is None or key not in record.scores.get("measures", {}):
         return "-"
     value = record.scores["measures"][key]["value"]
@@ -239,9 +242,20 @@ def _delta(record: RunRecord) -> str:
 
 
 def _accuracy(record: RunRecord) -> str:
-    if record.scores is not None and record.scores.get("mean_auc") is not None:
-        return f"AUC {record.scores['mean_auc']:.3f}"
+    if _mean_auc(record) is not None:
+        return "-"
     return "-" if record.scores is None else f"{100 * record.scores['accuracy']:.2f} %"
+
+
+def _accuracy_tile(record: RunRecord) -> tuple[str, str]:
+    """Name and figure; of several findings the mean AUC: accuracy says little where most are rare."""
+    mean_auc = _mean_auc(record)
+    return ("accuracy", _accuracy(record)) if mean_auc is None else ("mean AUC", f"{mean_auc:.3f}")
+
+
+def _mean_auc(record: RunRecord) -> float | None:
+    """Over the findings; None where an image has one class."""
+    return None if record.scores is None else record.scores.get("mean_auc")
 
 
 def _scored_on(record: RunRecord) -> str:

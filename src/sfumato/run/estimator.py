@@ -49,7 +49,8 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
     ``classes`` declares the labels; without them those of ``y`` are taken to be public, as the names of a
     folder are, and a class of a single unit is refused. ``recipe`` None lets ``sfumato advise`` choose;
     ``settings`` are those of ``--set``. ``random_state`` makes a fit reproducible, and therefore not
-    releasable. ``out`` keeps the run's folder.
+    releasable. ``out`` keeps the run's folder. ``name`` is what
+    the ledger and the release call the data.
 
     Guarantee: as ``sfumato.train``. A fit on images of which the ledger holds private runs is refused, and
     so is a fit by one of scikit-learn's searches, unless ``allow_repeated_fits`` is true.
@@ -68,6 +69,7 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
         random_state: int | None = None,
         allow_repeated_fits: bool = False,
         out: str | Path | None = None,
+        name: str = "array",
     ) -> None:
         self.epsilon = epsilon
         self.recipe = recipe
@@ -79,6 +81,7 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
         self.random_state = random_state
         self.allow_repeated_fits = allow_repeated_fits
         self.out = out
+        self.name = name
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> PrivateImageClassifier:
         """Train privately; an entry in the ledger."""
@@ -87,7 +90,7 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
         images = self._images(X)
         classes, labels = self._labels(y, len(images))
         names, patients = _numbered(groups, len(images))
-        data = ImageSet(images, labels, tuple(map(str, classes.tolist())), patients, "array")
+        data = ImageSet(images, labels, tuple(map(str, classes.tolist())), patients, self.name)
         splits = DataSplits(data, patient_names=names, classes_are_declared=self.classes is not None)
         with Ledger.open() as ledger:
             if not self.allow_repeated_fits:
