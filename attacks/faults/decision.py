@@ -46,9 +46,21 @@ def patients_counted_by_image(patch: MonkeyPatch) -> None:
     rewrite(
         patch,
         "sfumato.training.private_counts:exact_counts",
-        "(1.0 / sizes.double())",
-        "torch.ones(len(sizes), dtype=torch.float64)",
+        "(_WHOLE // sizes)",
+        "torch.full_like(sizes, _WHOLE)",
     )
+
+
+@fault(
+    "shares-in-floating-point",
+    tests=(f"{COUNTS}::test_what_a_patient_moves_is_exact_whoever_else_is_counted",),
+)
+def shares_in_floating_point(patch: MonkeyPatch) -> None:
+    """Thirds are added up in float64: one unit shifts how the sums of the others are rounded."""
+    place = "sfumato.training.private_counts:exact_counts"
+    rewrite(patch, place, "len(units.rows), dtype=torch.int64", "len(units.rows), dtype=torch.float64")
+    rewrite(patch, place, "num_cells, dtype=torch.int64", "num_cells, dtype=torch.float64")
+    rewrite(patch, place, "(_WHOLE // sizes)", "(_WHOLE / sizes.double())")
 
 
 @fault("half-noise-counts", tests=(f"{COUNTS}::test_the_noise_of_the_counts_has_the_stated_scale",))

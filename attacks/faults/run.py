@@ -90,6 +90,22 @@ def earlier_runs_forgotten(patch):
     rewrite(patch, "sfumato.run.filing:History.earlier", "earlier < 1", "earlier < 100")
 
 
+@fault(
+    "runs-without-a-name-forgotten",
+    tests=("ledger/test_names.py::test_a_ledger_of_an_earlier_version_counts_its_runs_under_every_name",),
+)
+def runs_without_a_name_forgotten(patch):
+    rewrite(patch, "sfumato.ledger.ledger:Ledger.records_named", "name IN (?1, '') OR ?1 = ''", "name = ?1")
+
+
+@fault(
+    "history-of-another-name",
+    tests=("run/test_own_release.py::test_what_does_not_fit_together_is_refused_and_nothing_is_written",),
+)
+def history_of_another_name(patch):
+    rewrite(patch, "sfumato.run.own_release:_check_name", 'known not in ("", data)', "False")
+
+
 @fault("cross-validation-spends-unseen", tests=("run/test_estimator.py",))
 def cross_validation_spends_unseen(patch):
     from sfumato.run import estimator

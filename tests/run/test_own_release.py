@@ -71,6 +71,7 @@ def test_a_release_of_ones_own_loop_is_whole_readable_and_says_what_was_checked(
     [
         ("plan-not-spent", 3, {}),
         ("other-plan", 4, {"plan": Plan(**{**PLAN.as_dict(), "noise_multiplier": 9.0, "extra_events": ()})}),
+        ("other-name", 4, {"data": "others"}),
         ("changed-source", 4, {"source": sfumato.SeededSource(1)}),
         ("mixes-examples", 4, {"model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))}),
     ],
@@ -108,3 +109,12 @@ def test_a_seeded_loop_gets_a_release_that_says_not_to_publish_it(tmp_path: Path
     place = released(tmp_path / "release", account, source=sfumato.SeededSource(1))
     assert sfumato.load(place, model=SmallNet()).privacy["releasable"] is False
     assert "NOT RELEASABLE" in (place / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_release_counts_earlier_runs_by_the_name_in_the_ledger(tmp_path: Path) -> None:
+    begun(tmp_path / "first").finish()
+    place = released(tmp_path / "release", begun(tmp_path / "second"), data=None)
+    found = sfumato.load(place, model=SmallNet())
+    assert found.config["data"] == "shades"
+    assert found.privacy["filing"]["earlier_runs"] == 1

@@ -13,6 +13,7 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.gradients import clipped_sum
 from sfumato.training.components import WeightedLoss
 from sfumato.training.decision import (
+    MOST_WEIGHT,
     Decision,
     logit_shift,
     positive_class,
@@ -20,6 +21,7 @@ from sfumato.training.decision import (
     weights_of_classes,
 )
 from sfumato.training.head import SoftmaxRegression
+from sfumato.training.private_counts import prior_of_counts
 from sfumato.training.thresholds import fitted_temperature, public_threshold
 
 
@@ -42,6 +44,13 @@ def test_weights_in_the_loss_count_as_part_of_what_the_training_saw():
     assert logit_shift(prior, balanced, None) == pytest.approx((0, 0))  # nothing is corrected twice
     assert logit_shift(prior, None, None) == pytest.approx((-math.log(2), math.log(2)))
     assert logit_shift(None, None, None) is None
+
+
+def test_a_class_that_released_counts_find_nearly_empty_gets_the_most_weight_and_no_refusal():
+    prior = prior_of_counts([25000.0, 3.0], 1.0)
+    rare = weights_of_classes("balanced", prior, num_classes=2)
+    assert rare[1] / rare[0] == pytest.approx(MOST_WEIGHT)
+    assert sum(w * share for w, share in zip(rare, prior, strict=True)) == pytest.approx(1)
 
 
 def test_a_threshold_decides_between_two_classes_and_the_largest_output_otherwise():

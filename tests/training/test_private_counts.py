@@ -45,6 +45,20 @@ def test_a_patient_moves_the_counts_by_at_most_one_however_many_images_they_have
         assert size == 1 or (exact_counts(torch.tensor(labels), 3, images) - without).norm() > 1
 
 
+def test_what_a_patient_moves_is_exact_whoever_else_is_counted():
+    random = np.random.default_rng(0)
+    patients = [number for number in range(300) for _ in range(number % 7 + 1)]
+    labels = random.integers(0, 3, len(patients)).tolist()
+    for size in (3, 7, 10, 49):
+        seen = random.integers(0, 3, size).tolist()
+        alone = exact_counts(torch.tensor(seen), 3, units_of(seen, [0] * size))
+        without = exact_counts(torch.tensor(labels), 3, units_of(labels, patients))
+        together = units_of([*seen, *labels], [-1] * size + patients)  # counted before all others
+        moved = exact_counts(torch.tensor([*seen, *labels]), 3, together) - without
+        assert torch.equal(moved, alone)
+        assert float(moved.sum()) <= 1
+
+
 def test_the_noise_of_the_counts_has_the_stated_scale():
     units = units_of([0, 1, 2], [0, 1, 2])
     cells = torch.tensor([0, 1, 2])
@@ -105,4 +119,12 @@ def test_a_threshold_from_a_noisy_histogram_is_near_the_best_one():
         noisy = noisy_counts(cells, 2 * NUM_BINS, units, release, source=SeededSource(seed))
         assert balanced(threshold_of_histogram(noisy.tolist(), 8.0)) > best - 0.02
     assert balanced(0.5) < best - 0.02  # doing nothing is worse
-    assert not torch.isnan(score_cells(torch.tensor([float("nan"), 1e9, -1e9]), torch.ones(3)).double()).any()
+
+
+def test_scores_beyond_all_bounds_are_counted_at_the_ends_of_the_histogram():
+    scores = torch.tensor(
+        [float("nan"), -float("inf"), -1e300, 3.99, 1e300, float("inf")], dtype=torch.float64
+    )
+    cells = score_cells(scores, torch.tensor([0, 0, 0, 0, 1, 1]))
+    last = NUM_BINS - 1
+    assert cells.tolist() == [0, 0, 0, last, NUM_BINS + last, NUM_BINS + last]

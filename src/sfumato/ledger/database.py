@@ -26,7 +26,7 @@ _TABLES = (
 )
 _LATER = {  # columns that the first version did not have
     "datasets": {"patient_tags": "BLOB", "patient_key": "TEXT NOT NULL DEFAULT ''"},
-    "runs": {"saved_steps": "INTEGER NOT NULL DEFAULT -1"},
+    "runs": {"saved_steps": "INTEGER NOT NULL DEFAULT -1", "name": "TEXT NOT NULL DEFAULT ''"},
 }
 
 

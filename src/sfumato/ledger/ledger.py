@@ -85,6 +85,7 @@ class Ledger:
             run_id=secrets.token_hex(8),
             fingerprint=fingerprint,
             label=label,
+            name=name,
             plan=plan,
             releasable=releasable,
             reserved_steps=max(0, saved_steps),
@@ -127,7 +128,8 @@ class Ledger:
             or (finished and saved < 0)
         ):
             return None
-        record = replace(held.record, label=new.label, saved_steps=saved, finished=finished)
+        name = new.name if new.name == held.record.name else ""  # of two names neither hides it
+        record = replace(held.record, label=new.label, name=name, saved_steps=saved, finished=finished)
         return Receipt(record=record, leases=held.leases)
 
     def reserve(self, record: Record, leases: Sequence[str], folder: Path) -> tuple[str, ...]:
@@ -191,8 +193,11 @@ class Ledger:
         return [receipt_of(row).record for row in rows]
 
     def records_named(self, name: str) -> list[Record]:
-        """Every run on data of this name, whatever their content: of names alone, which are public."""
-        query = "SELECT runs.* FROM runs JOIN datasets USING (fingerprint) WHERE name = ? ORDER BY runs.rowid"
+        """Every run on data of this name, whatever their content: of names alone, which are public.
+
+        A run whose name is not known (earlier versions kept none), or that had two, counts under every name.
+        """
+        query = "SELECT * FROM runs WHERE name IN (?1, '') OR ?1 = '' ORDER BY rowid"
         return [receipt_of(row).record for row in self._connection.execute(query, (name,))]
 
     def related(self, fingerprint: str, *, unit: Unit) -> list[str]:
@@ -300,17 +305,19 @@ class Ledger:
 
     def _store(self, record: Record, leases: Sequence[str]) -> None:
         self._connection.execute(
-            "INSERT INTO runs (run_id, fingerprint, label, plan, releasable, reserved_steps, saved_steps, "
-            "finished, lease, started) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "INSERT INTO runs (run_id, fingerprint, label, name, plan, releasable, reserved_steps, "
+            "saved_steps, finished, lease, started) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
             # releasable stays as it is: what a seed made is never private
             "ON CONFLICT (run_id) DO UPDATE SET "
             "reserved_steps = max(reserved_steps, excluded.reserved_steps), "
             "saved_steps = max(saved_steps, excluded.saved_steps), finished = excluded.finished, "
-            "lease = excluded.lease, label = excluded.label",
+            "lease = excluded.lease, label = excluded.label, "
+            "name = CASE name WHEN excluded.name THEN name ELSE '' END",
             (
                 record.run_id,
                 record.fingerprint,
                 record.label,
+                record.name,
                 None if record.plan is None else json.dumps(record.plan.as_dict()),
                 record.releasable,
                 record.reserved_steps,

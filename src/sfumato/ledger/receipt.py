@@ -33,6 +33,7 @@ class _Spending(TypedDict):
     run_id: _Name
     fingerprint: _Name
     label: _Name
+    name: NotRequired[_Name]  # of the data; older folders lack it
     plan: dict[str, Any] | None
     releasable: bool
     reserved_steps: Annotated[int, Meta(ge=0, le=2**53)]
@@ -71,6 +72,7 @@ def write_receipt(folder: Path, receipt: Receipt) -> None:
         "run_id": record.run_id,
         "fingerprint": record.fingerprint,
         "label": record.label,
+        "name": record.name,
         "plan": plan_values(record.plan),
         "releasable": record.releasable,
         "reserved_steps": record.reserved_steps,
@@ -103,9 +105,9 @@ def read_receipt(folder: Path) -> Receipt | None:
 
 def receipt_from(values: Any, *, plan: dict[str, Any] | None, leases: Sequence[str]) -> Receipt:
     """Of the named values of a file or of a row in the ledger; ValueError if one cannot be."""
-    saved = values["saved_steps"] if "saved_steps" in tuple(values.keys()) else -1  # older folders lack it
-    counts = [values["reserved_steps"], saved]
-    texts = [values["run_id"], values["fingerprint"], values["label"], values["started"], *leases]
+    values = {"saved_steps": -1, "name": "", **dict(values)}  # older folders lack these
+    counts = [values["reserved_steps"], values["saved_steps"]]
+    texts = [*(values[key] for key in ("run_id", "fingerprint", "label", "name", "started")), *leases]
     if not all(isinstance(text, str) for text in texts) or not leases:
         raise ValueError("a name or a lease is not a text")
     if not all(type(count) is int and -1 <= count < 2**62 for count in counts):
@@ -114,6 +116,7 @@ def receipt_from(values: Any, *, plan: dict[str, Any] | None, leases: Sequence[s
         run_id=values["run_id"],
         fingerprint=values["fingerprint"],
         label=values["label"],
+        name=values["name"],
         plan=None if plan is None else Plan.from_dict(plan),
         releasable=bool(values["releasable"]),
         reserved_steps=counts[0],

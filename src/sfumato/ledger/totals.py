@@ -26,6 +26,7 @@ class Record:
     reserved_steps: int  # steps that may have been used
     finished: bool
     started: str  # by the clock of that day: for reading, never for deciding
+    name: str = ""  # of the data, as this run called them: public; empty if not known
     saved_steps: int = -1  # the furthest saved state whose results may have been seen; -1: none
 
     @property

@@ -36,12 +36,12 @@ class History:
     fingerprint: str
 
     @classmethod
-    def of(cls, ledger: Ledger, record: Record, *, name: str) -> History:
+    def of(cls, ledger: Ledger, record: Record) -> History:
         """The history of a run's data, as of now."""
         unit = "image" if record.plan is None else record.plan.unit
         return cls(
             run_id=record.run_id,
-            named=tuple(ledger.records_named(name)),
+            named=tuple(ledger.records_named(record.name)),
             related=tuple(ledger.records(record.fingerprint, unit=unit)),
             fingerprint=record.fingerprint,
         )

@@ -44,13 +44,14 @@ def write_release(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
     fit: Fit = "crop",
-    data: str = "images",
+    data: str | None = None,
     units_from: str = "each image is a unit",
 ) -> Path:
     """Check what a loop of one's own leaves, finish its account, and write ``folder``; returns its path.
 
     ``model`` sees pixels from 0 to 1, minus ``mean`` over ``std``: public constants. ``units_from`` says how
-    units were recognised, for whoever files the release.
+    units were recognised, for whoever files the release. ``data`` is the name that ``Ledger.begin`` was
+    given: runs on data of that name are what the statement counts as earlier ones.
 
     Guarantee: refused, with nothing written, unless the account holds this very plan and has spent all of it,
     ``source`` is the kind of randomness that the account was begun with, and the model passes the doctor.
@@ -66,15 +67,16 @@ def write_release(
         mean=list(mean) * (channels if len(mean) == 1 else 1),
         std=list(std) * (channels if len(std) == 1 else 1),
         fit=fit,
-        data=data,
+        data=account.record.name if data is None else data,
     )
     _check_account(plan, account, source)
+    _check_name(account, config["data"])
     _check_units(plan, units_from)
     _check_model(model, config)
     _check_free(place)
     account.finish()  # before anything is published: refused if another process has the run
     assert isinstance(account.ledger, Ledger)  # what ``begin`` gives
-    history = History.of(account.ledger, account.record, name=data)
+    history = History.of(account.ledger, account.record)
     privacy = _statement(plan, history, units_from=units_from, releasable=source.releasable)
     labelled = {**config, "releasable": source.releasable, "guarantee": headline(privacy)}
     card = model_card(config=config, privacy=privacy, scores=None, recipe=None)
@@ -120,6 +122,17 @@ def _check_account(plan: Plan, account: Account, source: RandomSource) -> None:
             f"{_kind(source.releasable)}.",
             why="Whoever knows a seed can subtract the noise.",
             fix="Begin the account with releasable=source.releasable, and draw everything from that source.",
+        )
+
+
+def _check_name(account: Account, data: str) -> None:
+    known = account.record.name
+    if known not in ("", data):  # empty: not known, and every run counts as an earlier one
+        raise PrivacyError(
+            "other-name",
+            f"data is {data!r}, and the account of run {account.record.run_id} was begun with {known!r}.",
+            why="Earlier runs are counted by the name in the ledger; the release would show another.",
+            fix="Leave data out, or give the name that Ledger.begin was given.",
         )
 
 

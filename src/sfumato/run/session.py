@@ -105,7 +105,7 @@ def publish_run(
         total_seconds=total_seconds,
         max_rows=run.max_rows,
         observer=run.observer,
-        history=History.of(ledger, run.persistence.account.record, name=run.prepared.splits.train.name),
+        history=History.of(ledger, run.persistence.account.record),
     )
 
 

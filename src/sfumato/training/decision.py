@@ -107,12 +107,15 @@ def weights_of_classes(
 
     They are public, or follow from released counts, and scale a unit's loss before its gradient is clipped:
     what one unit can do to a step stays as accounted. "balanced" needs the ``prior``; None without it.
+    Rare classes get at most MOST_WEIGHT times the weight of others; a list that asks for more is refused.
     """
     if wanted is None or (wanted == "balanced" and prior is None):
         return None
     if wanted == "balanced":
         assert prior is not None
         weights = [1 / (num_classes * share) for share in prior]
+        # a released prior is paid for by now: a nearly empty class may not stop the run at every resume
+        weights = [min(weight, MOST_WEIGHT * min(weights)) for weight in weights]
     else:
         weights = [float(weight) for weight in wanted]
     if len(weights) != num_classes or min(weights) <= 0 or max(weights) > MOST_WEIGHT * min(weights):

@@ -23,7 +23,7 @@ from sfumato.training.inputs import Units
 
 SCORE_RANGE = 4.0  # log-odds beyond it are counted at its ends
 NUM_BINS = 32
-_ROUNDING = 1e-12  # so that no rounding lets the shares of a unit's images add up to more than 1
+_WHOLE = 2**30  # a unit's whole share: in whole numbers, sums are exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def noisy_counts(
     Guarantee: one unit moves the sum by at most 1 in norm, however many images it has; the noise has
     standard deviation ``release.noise_multiplier``. Account it as ``release.event``, once.
     """
-    total = exact_counts(cells, num_cells, units) * (1 - _ROUNDING)
+    total = exact_counts(cells, num_cells, units)
     noisy = add_noise(
         {"counts": total}, stddev=release.noise_multiplier, source=source, step=0, purpose=release.what
     )
@@ -72,11 +72,16 @@ def noisy_counts(
 
 
 def exact_counts(cells: Tensor, num_cells: int, units: Units) -> Tensor:
-    """The same without noise: sensitive. A unit with images in several cells counts in each by its share."""
+    """The same without noise: sensitive. A unit with images in several cells counts in each by its share.
+
+    Guarantee: one unit moves the sum by at most 1 in norm, exactly. Thirds added up in floating point would
+    round the sums differently once a unit is there; shares are therefore whole numbers, rounded down, and
+    float64 holds the result exactly for up to 2²³ units in a cell.
+    """
     sizes = units.offsets.diff()
-    share = torch.empty(len(units.rows), dtype=torch.float64)
-    share[units.rows] = (1.0 / sizes.double()).repeat_interleave(sizes)
-    return torch.zeros(num_cells, dtype=torch.float64).index_add_(0, cells, share)
+    share = torch.empty(len(units.rows), dtype=torch.int64)
+    share[units.rows] = (_WHOLE // sizes).repeat_interleave(sizes)
+    return torch.zeros(num_cells, dtype=torch.int64).index_add_(0, cells, share).double() / _WHOLE
 
 
 def prior_of_counts(counts: Sequence[float], noise: float) -> tuple[float, ...]:
@@ -88,7 +93,10 @@ def prior_of_counts(counts: Sequence[float], noise: float) -> tuple[float, ...]:
 def score_cells(log_odds: Tensor, positive: Tensor) -> Tensor:
     """The cell of each image in a histogram of log-odds: NUM_BINS for negative ones, then for positive."""
     place = ((log_odds.double() + SCORE_RANGE) * (NUM_BINS / (2 * SCORE_RANGE))).nan_to_num(0.0)
-    return place.floor().long().clamp(0, NUM_BINS - 1) + NUM_BINS * positive.long()
+    inside = place.clamp(
+        0, NUM_BINS - 1
+    )  # before it is whole: what int64 cannot hold would come out negative
+    return inside.long() + NUM_BINS * positive.long()
 
 
 def threshold_of_histogram(counts: Sequence[float], noise: float) -> float:
