@@ -113,6 +113,29 @@ def cross_validation_spends_unseen(patch):
     patch.setattr(estimator, "_called_by_search", lambda: False)
 
 
+@fault(
+    "rescaled-images-are-new",
+    tests=("run/test_estimator.py::test_a_second_fit_on_some_of_the_images_is_refused_unless_it_is_meant",),
+)
+def rescaled_images_are_new(patch):
+    from sfumato.run import estimator
+
+    patch.setattr(estimator, "raw_ids", lambda pixels: None)
+
+
+@fault(
+    "search-not-admitted",
+    tests=("run/test_estimator.py::test_cross_validation_is_refused_before_anything_is_spent",),
+)
+def search_not_admitted(patch):
+    rewrite(
+        patch,
+        "sfumato.run.estimator:PrivateImageClassifier._recipe",
+        'given["privacy.uncounted_search"] = True',
+        "pass",
+    )
+
+
 @fault("repeated-fits-unseen", tests=("run/test_estimator.py",))
 def repeated_fits_unseen(patch):
     from sfumato.run import estimator

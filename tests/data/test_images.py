@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from sfumato.data import (
     shared_images,
     shared_patients,
 )
+from sfumato.data.fingerprint import image_ids, raw_ids
 from sfumato.errors import ConfigError, DataError
 
 
@@ -124,3 +126,17 @@ def test_arrays_that_do_not_fit_are_refused(change, code):
     assert len(ImageSet(**good)) == 3
     with pytest.raises(DataError, match=code):
         ImageSet(**(good | change))
+
+
+def test_raw_pixels_have_the_ids_of_ordinary_images_in_every_type_and_tell_others_apart():
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
+    pixels[0] = pixels[0, :, :, :1]  # grey
+    known = image_ids(torch.from_numpy(np.moveaxis(pixels, 3, 1).copy()))
+    for same in (pixels, pixels.astype(np.int64), pixels.astype(np.float32), pixels / 255):
+        assert torch.equal(raw_ids(same), known)
+    deep = np.random.default_rng(1).normal(0, 500, (6, 5, 5, 1))
+    changed = deep.copy()
+    changed[2, 0, 0, 0] += 1
+    assert (raw_ids(deep) == raw_ids(changed)).tolist() == [True, True, False, True, True, True]
+    assert torch.equal(raw_ids(deep), raw_ids(deep.astype(np.float32)))
+    assert len(raw_ids(deep).unique()) == 6

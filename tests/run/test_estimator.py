@@ -12,7 +12,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning, NotFittedError
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import cross_val_score, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks
@@ -92,7 +92,13 @@ def test_a_second_fit_on_some_of_the_images_is_refused_unless_it_is_meant(tmp_pa
     first = estimator(random_state=None).fit(X, y)
     with pytest.raises(PrivacyError, match="repeated-fits"):
         clone(first).fit(X[:30], y[:30])
+    for pixels, limits in ((X, (10, 200)), (X / 255, (0.1, 0.9)), (X.astype(float), (0, 300))):
+        with pytest.raises(
+            PrivacyError, match="repeated-fits"
+        ):  # rendered otherwise, they are the same images
+            clone(first).set_params(pixel_range=limits).fit(pixels, y)
     assert num_runs(tmp_path) == 1
+    assert not first.privacy_["uncounted_search"]
     estimator().fit(*shades(seed=9))  # other images
     clone(first).set_params(allow_repeated_fits=True).fit(X[:30], y[:30])
     assert num_runs(tmp_path) == 3
@@ -105,8 +111,13 @@ def test_cross_validation_is_refused_before_anything_is_spent(tmp_path: Path) ->
         with pytest.raises(ValueError, match="repeated-fits"):
             cross_val_score(estimator(), X, y, cv=2)
     assert num_runs(tmp_path) == 0
-    scores = cross_val_score(estimator(allow_repeated_fits=True), X, y, cv=2)
-    assert np.isfinite(scores).all()
+    more = {"params": {"groups": np.arange(len(y)) // 2}, "return_estimator": True}
+    found = cross_validate(estimator(allow_repeated_fits=True), X, y, cv=2, **more)
+    assert np.isfinite(found["test_score"]).all()
+    for fitted in found["estimator"]:  # who takes the best of them learns that ε leaves the choice out
+        assert fitted.privacy_["uncounted_search"]
+        assert fitted.privacy_["unit"] == "patient"
+        assert "does NOT count that search" in fitted.privacy_["statement"]
     assert num_runs(tmp_path) == 2  # each of them counted
 
 

@@ -63,6 +63,11 @@ def test_how_units_were_recognised_is_said(tmp_path: Path) -> None:
     assert units_from(with_settings(patients, {"data.patient_from": r"(P\d+)_"})) == (
         r"the regular expression (P\d+)_ in each file's path"
     )
-    assert "that the data name" in units_from(patients)
-    (tmp_path / "manifest.csv").touch()
+    assert "that the data name" in units_from(with_settings(patients, {"data.name": "array"}))
+    headers = "the PatientID in each file's DICOM header"
+    assert units_from(with_settings(patients, {"data.patient_from": "dicom"})) == headers
+    assert units_from(patients) == headers  # in a folder nothing else can name them
+    (tmp_path / "manifest.csv").write_text("path,label\n", encoding="utf-8")
+    assert units_from(patients) == headers
+    (tmp_path / "manifest.csv").write_text("path,label,patient\n", encoding="utf-8")
     assert units_from(patients) == "the patient column of manifest.csv"

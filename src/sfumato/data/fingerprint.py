@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_NEAR = 0.002  # to a whole number, of 255: what float32 leaves of one that was divided and multiplied
+
 
 def pixel_id(pixels: np.ndarray) -> int:
     """64-bit hash of one decoded image, uint8 (H, W) or (H, W, C), at its own resolution.
@@ -37,6 +39,32 @@ def image_ids(images: Tensor) -> Tensor:
             for pixels, is_grey in zip(chunk, grey.tolist(), strict=True)
         ]
     return torch.from_numpy(ids)
+
+
+def raw_ids(pixels: np.ndarray) -> Tensor:
+    """Content ids of pixels (N, H, W, C) of any numeric type, whatever range they are rendered with later.
+
+    The same pixels have the same ids as whole numbers from 0 to 255, as floats of that range, or as floats
+    from 0 to 1: those of ``image_ids``. An image with other values is hashed as float32.
+    """
+    if pixels.dtype == np.uint8:
+        return image_ids(_channels_first(pixels))
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, and then its largest number
+        values = np.nan_to_num(pixels.astype(np.float32), nan=0.0) + np.float32(0)  # -0.0 becomes 0.0
+    if pixels.dtype.kind == "f":
+        are_shares = ((values >= 0) & (values <= 1)).all(axis=(1, 2, 3))
+        values[are_shares] *= 255
+    nearest = values.round().clip(0, 255)
+    are_bytes = (abs(values - nearest) < _NEAR).all(axis=(1, 2, 3))
+    ids = torch.empty(len(pixels), dtype=torch.int64)
+    ids[are_bytes] = image_ids(_channels_first(nearest[are_bytes].astype(np.uint8)))
+    deep = np.ascontiguousarray(values[~are_bytes], dtype="<f4")
+    ids[~are_bytes] = image_ids(_channels_first(deep.view(np.uint8)))
+    return ids
+
+
+def _channels_first(pixels: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, 3, 1)))
 
 
 def fingerprint_of(content_ids: Tensor) -> str:

@@ -18,6 +18,7 @@ import torch
 
 from sfumato.data import DataSplits, ImageSet
 from sfumato.data.counting import Counted
+from sfumato.data.fingerprint import raw_ids
 from sfumato.data.images import Unit
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.ledger.ledger import Ledger
@@ -53,7 +54,10 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
     the ledger and the release call the data.
 
     Guarantee: as ``sfumato.train``. A fit on images of which the ledger holds private runs is refused, and
-    so is a fit by one of scikit-learn's searches, unless ``allow_repeated_fits`` is true.
+    so is a fit by one of scikit-learn's searches, unless ``allow_repeated_fits`` is true; the statement of a
+    model fitted by a search says that ε leaves the search out. Images are known by ``X`` as it is given,
+    before ``pixel_range``. Another image of a patient in an earlier fit is not refused; caps and totals of
+    the ledger count it by its name in ``groups``.
     """
 
     def __init__(
@@ -87,10 +91,12 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
         """Train privately; an entry in the ledger."""
         if not self.allow_repeated_fits and _called_by_search():
             raise _repeated("scikit-learn fits this estimator several times on overlapping images")
-        images = self._images(X)
+        images, content_ids = self._images(X), raw_ids(self._pixels(X))
         classes, labels = self._labels(y, len(images))
         names, patients = _numbered(groups, len(images))
-        data = ImageSet(images, labels, tuple(map(str, classes.tolist())), patients, self.name)
+        data = ImageSet(
+            images, labels, tuple(map(str, classes.tolist())), patients, self.name, "", content_ids
+        )
         splits = DataSplits(data, patient_names=names, classes_are_declared=self.classes is not None)
         with Ledger.open() as ledger:
             if not self.allow_repeated_fits:
@@ -134,6 +140,8 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
             **({} if self.random_state is None else {"training.seed": int(self.random_state)}),
             **(self.settings or {}),
         }
+        if _called_by_search() and given.get("privacy.tuning_runs") is None:
+            given["privacy.uncounted_search"] = True  # its scores choose among fits, and ε is of this one
         if self.recipe is not None:
             return with_settings(load_recipe(self.recipe), given)
         counted = Counted(num_units=data.num_units(unit), num_classes=len(data.classes))
@@ -144,8 +152,8 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
             changes.pop("data.class_counts", None)
         return with_settings(load_recipe(advice.chosen.recipe), {**changes, **given})
 
-    def _images(self, X: Any) -> torch.Tensor:
-        """uint8 (n, channels, H, W), whatever form the pixels came in."""
+    def _pixels(self, X: Any) -> np.ndarray:
+        """(n, H, W, channels), with the values as they came."""
         pixels = np.asarray(X)
         if self.image_shape is not None and pixels.ndim == 2:
             pixels = pixels.reshape(len(pixels), *self.image_shape)
@@ -159,6 +167,11 @@ class PrivateImageClassifier(ClassifierMixin, BaseEstimator):
                 why="Images are square: (n, side, side), or with 1 or 3 channels at the end.",
                 fix="Resize them, or give image_shape for rows of pixels.",
             )
+        return pixels
+
+    def _images(self, X: Any) -> torch.Tensor:
+        """uint8 (n, channels, H, W), whatever form the pixels came in."""
+        pixels = self._pixels(X)
         low, high = self.pixel_range or ((0.0, 1.0) if pixels.dtype.kind == "f" else (0.0, 255.0))
         if self.pixel_range is None and not ((pixels >= low) & (pixels <= high)).all():
             raise DataError(

@@ -8,6 +8,7 @@ of them share an image or a patient is a fact about private data, and stands in 
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import time
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sfumato.data.readers.folder import FROM_DICOM
 from sfumato.files import replacing
 from sfumato.ledger.ledger import Ledger
 from sfumato.ledger.totals import Record, Total, total_of
@@ -24,6 +26,7 @@ from sfumato.recipes.recipe import Recipe
 from sfumato.release.documents import Filing
 
 FILING_FILE = "filing.json"
+_HEADERS = "the PatientID in each file's DICOM header"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +82,22 @@ def units_from(recipe: Recipe) -> str:
     """How the units of a run were told apart, in words."""
     if recipe.privacy.unit == "image":
         return "each image is a unit"
+    if recipe.data.patient_from == FROM_DICOM:
+        return _HEADERS
     if recipe.data.patient_from is not None:
         return f"the regular expression {recipe.data.patient_from} in each file's path"
-    if recipe.data.name is not None and (Path(recipe.data.name) / "manifest.csv").is_file():
-        return "the patient column of manifest.csv"
-    return "the patient that the data name for each image"
+    if recipe.data.name is None or not Path(recipe.data.name).is_dir():
+        return "the patient that the data name for each image"
+    return "the patient column of manifest.csv" if _has_patient_column(Path(recipe.data.name)) else _HEADERS
+
+
+def _has_patient_column(folder: Path) -> bool:
+    """Whether a manifest names the patients; in a folder where none does, only headers can."""
+    try:
+        with (folder / "manifest.csv").open(encoding="utf-8-sig", newline="") as file:
+            return "patient" in next(csv.reader(file), [])
+    except (OSError, ValueError, csv.Error):  # no manifest any more: the run has read its data long ago
+        return False
 
 
 def keep_filing(folder: Path, history: History, plan: Plan | None) -> None:

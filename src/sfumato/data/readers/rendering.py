@@ -98,6 +98,8 @@ def identity(stored: np.ndarray) -> np.ndarray:
         values += 2**15
     elif values.max() > 4095:  # 16 bits in use: earlier versions divided so, and ledgers know them by it
         return (values // 257).astype(np.uint8)
+    # Of 12 bits that division leaves 16 shades: different dark images would be one, and a DICOM file would
+    # not be known again in its PNG copy. So these have other ids than before; the changelog says so.
     return np.stack([values >> 8, values & 255], axis=-1).astype(np.uint8)
 
 
