@@ -101,3 +101,21 @@ def backbone_keeps_its_batch_norm(patch: MonkeyPatch) -> None:
 def export_not_compared(patch: MonkeyPatch) -> None:
     """An exported file is kept whatever it computes."""
     patch.setattr("sfumato.release.export.TOLERANCE", 1e9)
+
+
+@fault(
+    "backbone-from-the-network",
+    tests=(f"{BACKBONES}::test_a_name_that_is_a_place_is_refused_before_its_library_is_asked",),
+)
+def backbone_from_the_network(patch: MonkeyPatch) -> None:
+    """A stranger's release names a place that timm would fetch from."""
+    rewrite(patch, "sfumato.models.libraries:split_name", 'if library != "hf" and', "if False and")
+
+
+@fault(
+    "run-begun-by-the-clock",
+    tests=(f"{LOGS}::test_a_store_of_mlflow_holds_the_public_metrics_and_the_guarantee",),
+)
+def run_begun_by_the_clock(patch: MonkeyPatch) -> None:
+    """MLflow takes the present for the beginning of the run."""
+    patch.setattr("sfumato.run.metric_logs._BEGAN", None)

@@ -144,3 +144,20 @@ def file_names_as_patients(patch: MonkeyPatch) -> None:
 @fault("deflated-bomb", tests=(f"{DICOM}::test_a_deflated_bomb_is_refused_before_it_fills_the_memory",))
 def deflated_bomb(patch: MonkeyPatch) -> None:
     patch.setattr("sfumato.data.readers.dicom._check_inflated", lambda path, file: None)
+
+
+@fault("decoders-heard", tests=(f"{DICOM}::test_what_a_decoder_logs_of_a_broken_picture_is_not_heard",))
+def decoders_heard(patch: MonkeyPatch) -> None:
+    """What decoders log of a broken picture reaches the terminal."""
+    patch.setattr("sfumato.data.readers.dicom.silence", lambda: None)
+
+
+@fault(
+    "first-to-end-opens",
+    tests=(f"{DICOM}::test_while_one_thread_reads_another_that_has_done_so_opens_nothing",),
+)
+def first_to_end_opens(patch: MonkeyPatch) -> None:
+    """The filters of warnings belong to each reader alone: whoever ends restores them for all."""
+    from sfumato.data.readers import decode
+
+    patch.setattr(decode, "_strict_readers", decode._strict_filters)

@@ -221,6 +221,31 @@ def test_a_deflated_bomb_is_refused_before_it_fills_the_memory(tmp_path, monkeyp
     path.write_bytes(path.read_bytes()[:begin] + bomb)
     monkeypatch.setattr(dicom, "_INFLATED_BYTES", 10_000_000)
     assert refusal(path).code == "image-too-large"
+    with pytest.raises(DataError, match="image-too-large"):
+        decode.read_patients([path])
+
+
+def test_what_a_decoder_logs_of_a_broken_picture_is_not_heard(tmp_path, capfd, caplog):
+    caplog.set_level(logging.DEBUG)
+    path = write_dicom(tmp_path / "a.dcm", TWELVE, syntax="JPEG2000Lossless", BitsStored=12)
+    broken = path.read_bytes()
+    path.write_bytes(broken[:-400] + b"\xff" * 400)
+    caplog.clear()  # of what the encoder said
+    refusal(path)
+    for name in ("pydicom", "pydicom.pixels.decoders.base", "pylibjpeg.utils", "openjpeg.utils"):
+        logging.getLogger(name).warning("of %s", SECRETS["PatientName"])
+    assert (caplog.text, capfd.readouterr().err) == ("", "")
+
+
+def test_while_one_thread_reads_another_that_has_done_so_opens_nothing():
+    first, second = decode._strict_readers(), decode._strict_readers()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    warnings.warn(SECRETS["PatientName"], UserWarning, stacklevel=1)  # ignored: ``second`` still reads
+    second.__exit__(None, None, None)
+    with pytest.raises(UserWarning):  # the control: outside, warnings are errors here
+        warnings.warn("heard", UserWarning, stacklevel=1)
 
 
 def test_patients_are_those_of_the_headers_without_any_expression(tmp_path):

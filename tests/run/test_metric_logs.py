@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import traceback
 
 import pytest
 
 from sfumato.cli import main
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, RunError
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.metric_logs import MirroredMetrics, MlflowLog, TensorBoardLog, open_logs
 from sfumato.run.session import train
@@ -80,6 +81,7 @@ def test_a_store_of_mlflow_holds_the_public_metrics_and_the_guarantee(tmp_path):
         line["step"]: line["epsilon"] for line in lines(folder.metrics)
     }
     assert {metric.timestamp for metric in history} == {1000 * metric.step for metric in history}
+    assert (run.info.start_time, run.info.end_time) == (1, 8000)  # no clock: one second a step
     assert run.data.tags["releasable"] == "true"
     assert run.data.tags["statement"].startswith("The model was trained by 8 steps")
     assert run.data.params["num_steps"] == "8"
@@ -107,9 +109,45 @@ def test_a_store_far_away_is_told_only_when_the_run_has_ended(tmp_path, monkeypa
     pytest.importorskip("mlflow")
     folder = RunFolder(tmp_path / "run")
     assert MlflowLog(folder).live
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://example.invalid")
-    assert not MlflowLog(folder).live
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path))
+    assert MlflowLog(folder).live
+    (tmp_path / "databricks").mkdir()  # a folder of that name changes nothing
+    for far in ("https://example.invalid", "databricks", "databricks://profile"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", far)
+        assert not MlflowLog(folder).live
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "databricks-uc")  # holds models, no runs
+    with pytest.raises(RunError, match="log-not-reached"):
+        MlflowLog(folder)
     assert TensorBoardLog(folder).live
+
+
+def test_a_store_far_away_hears_of_the_run_itself_only_when_it_has_ended(tmp_path):
+    pytest.importorskip("mlflow")
+    folder = RunFolder(tmp_path / "run")
+    (log,) = open_logs(["mlflow"], folder)
+    log.live = False  # as a store on another machine
+    heard = []
+    watcher = Watcher()
+    watcher.stepped = lambda record, epsilon: heard.append(log.run_id)
+    mirror = MirroredMetrics(watcher, folder, [log])
+    mirror.finish(train(small_recipe(), out=folder.path, data=small_splits(), observer=mirror))
+    assert set(heard) == {""}
+    run = log.client.get_run(log.run_id)
+    assert run.data.metrics["epsilon"] > 0
+    assert run.data.params["num_steps"] == "8"
+
+
+def test_an_error_of_the_store_is_told_without_the_password(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://ann:s3cr@t@example.invalid/store")
+    log = MlflowLog(RunFolder(tmp_path / "run"))
+    with pytest.raises(RunError) as caught, log._answering():
+        raise OSError(f"no route to {log.place}")
+    told = caught.value
+    assert told.code == "log-not-reached"
+    assert told.what.count("https://example.invalid/store") == 2
+    shown = "".join(traceback.format_exception(told))
+    assert not any(word in shown for word in ("ann:", "s3cr"))
 
 
 def test_an_unknown_or_missing_log_is_refused_before_anything_is_trained(tmp_path, monkeypatch):

@@ -35,6 +35,8 @@ LogName = Literal["tensorboard", "mlflow"]
 PUBLIC = re.compile(r"epsilon|learning_rate|(val|test)_\w+")  # the names that metrics.jsonl may have
 SENSITIVE = "sensitive/"  # before every other name
 _MLFLOW_FILE = "mlflow-run.txt"
+_BEGAN = 1  # milliseconds, for every run; MLflow takes 0 for the present
+_USERINFO = re.compile(r"//[^/\s]*@")  # user:password@ of an address
 _TAG_LENGTH = 4500  # MLflow's stores cut or refuse longer ones
 
 
@@ -47,7 +49,7 @@ class MetricLog(Protocol):
         """Raises if the place cannot be reached, before anything is spent."""
 
     def begin(self, prepared: Prepared) -> None:
-        """Public settings of the run."""
+        """Public settings of the run; before its steps if the log is live, else after them."""
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
         """The values of one step; again after a resumption, for every step."""
@@ -91,11 +93,14 @@ class MirroredMetrics:
     logs: Sequence[MetricLog]
     sensitive: bool = False
     sent: dict[str, int] = field(default_factory=dict)  # bytes of each file that every live log has
+    prepared: Prepared | None = None  # until ``started``
 
     def started(self, prepared: Prepared, start_step: int) -> None:
         self.observer.started(prepared, start_step)
+        self.prepared = prepared
         for log in self.logs:
-            log.begin(prepared)
+            if log.live:
+                log.begin(prepared)
 
     def stepped(self, record: StepRecord, epsilon: float | None) -> None:
         self.observer.stepped(record, epsilon)
@@ -114,7 +119,11 @@ class MirroredMetrics:
         """Send what is left, and the guarantee."""
         self.forward([log for log in self.logs if log.live])
         self.sent.clear()
-        self.forward([log for log in self.logs if not log.live])
+        waiting = [log for log in self.logs if not log.live]
+        for log in waiting:
+            assert self.prepared is not None  # a run that ended was started
+            log.begin(self.prepared)
+        self.forward(waiting)
         for log in self.logs:
             log.end(result)
 
@@ -188,8 +197,10 @@ class MlflowLog:
         self.place = os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").resolve().as_uri()
         if self.place.startswith("file:"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # new versions want to be asked
-        self.live = self.place.startswith(("file:", "sqlite:")) or "://" not in self.place
-        self.client: MlflowClient = MlflowClient(tracking_uri=self.place)
+        # Not whatever lacks "://": ``databricks`` alone is a distant store.
+        self.live = self.place.startswith(("file:", "sqlite:")) or Path(self.place).is_absolute()
+        with self._answering():
+            self.client: MlflowClient = MlflowClient(tracking_uri=self.place)
         self.run_id = ""
         self.last_step: dict[str, int] = {}  # of each metric, as the store has it
 
@@ -208,10 +219,10 @@ class MlflowLog:
         except Exception as error:  # stores answer with errors of their own, of HTTP, of SQL
             raise RunError(
                 "log-not-reached",
-                f"MLflow at {self.place} does not answer: {str(error)[:300]}",
+                _USERINFO.sub("//", f"MLflow at {self.place} does not answer: {error}")[:400],
                 why="The run itself is not harmed: what it has saved is in its folder.",
                 fix="Set MLFLOW_TRACKING_URI to a store that can be reached, or leave out --log mlflow.",
-            ) from error
+            ) from None  # the store's own words may hold a password
 
     def _open(self, prepared: Prepared) -> None:
         known = self.folder / _MLFLOW_FILE
@@ -223,7 +234,7 @@ class MlflowLog:
             return
         experiment = self.client.get_experiment_by_name("sfumato")
         number = self.client.create_experiment("sfumato") if experiment is None else experiment.experiment_id
-        self.run_id = self.client.create_run(number, run_name=self.folder.name).info.run_id
+        self.run_id = self.client.create_run(number, start_time=_BEGAN, run_name=self.folder.name).info.run_id
         write_text(known, f"{self.run_id}\n")
         document = prepared.resolved.document()
         for key, value in document.items():
@@ -246,7 +257,7 @@ class MlflowLog:
         with self._answering():
             for key, value in tags.items():
                 self.client.set_tag(self.run_id, key, value)
-            self.client.set_terminated(self.run_id)
+            self.client.set_terminated(self.run_id, end_time=1000 * max(result.num_steps, 1))
 
 
 def _guarantee(result: RunResult) -> str:

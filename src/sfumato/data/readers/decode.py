@@ -7,8 +7,9 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -226,17 +227,41 @@ def _fit(image: Image.Image, size: int, channels: int, fit: Fit) -> Image.Image:
     return image.resize((size, size), resample=Image.Resampling.BILINEAR)
 
 
+class _Shared:
+    """A context that several threads may be in: the first one enters it, the last one leaves it."""
+
+    def __init__(self, context: Callable[[], AbstractContextManager[None]]) -> None:
+        self.context, self.lock, self.inside, self.stack = context, Lock(), 0, ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self.lock:
+            if self.inside == 0:
+                self.stack.enter_context(self.context())
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.inside -= 1
+                if self.inside == 0:
+                    self.stack.close()
+
+
 @contextmanager
-def _strict_readers() -> Iterator[None]:
+def _strict_filters() -> Iterator[None]:
     """Pillow's bomb warning is an error here; its remarks on odd metadata say nothing about pixels.
 
-    Of pydicom nothing is heard, since it quotes headers. Filters of warnings belong to the process: enter
-    this before threads start.
+    Of pydicom nothing is heard, since it quotes headers.
     """
-    with dicom.quiet():
-        warnings.simplefilter("ignore", UserWarning)
+    dicom.silence()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         yield
+
+
+_strict_readers = _Shared(_strict_filters)  # filters of warnings belong to the process, not to one reader
 
 
 def num_threads() -> int:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import io
 import logging
-import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -51,6 +50,7 @@ _PICTURE = [
     *("ExtendedOffsetTable", "ExtendedOffsetTableLengths"),
 ]
 _PIXELS = ["PixelData", "FloatPixelData", "DoubleFloatPixelData"]
+_LOGGERS = ("pydicom", "pylibjpeg", "openjpeg")
 Result = TypeVar("Result")
 
 
@@ -70,7 +70,7 @@ def read_header(path: Path | Upload, rendering: Rendering) -> Header:
     """Size and depth; several frames, an unknown compression and a file without a picture are refused."""
 
     def read() -> Header:
-        dataset = _dataset(path, with_pixels=False)
+        dataset = _dataset(path, _PICTURE)
         _check_decodable(path, dataset)
         header = Header(
             width=int(dataset.Columns),
@@ -90,7 +90,7 @@ def decode(path: Path | Upload, rendering: Rendering) -> tuple[Image.Image, np.n
     from pydicom.pixels import pixel_array
 
     def read() -> tuple[Image.Image, np.ndarray]:
-        dataset = _dataset(path, with_pixels=True)
+        dataset = _dataset(path, [*_PICTURE, *_PIXELS], with_pixels=True)
         _check_decodable(path, dataset)
         check_pixels(path, int(dataset.Rows) * int(dataset.Columns))
         frame = check_frame(path, int(dataset.get("NumberOfFrames") or 1), rendering.frame)
@@ -113,27 +113,23 @@ def read_patient(path: Path) -> str:
     """The PatientID, sensitive; the empty text if there is none."""
 
     def read() -> str:
-        from pydicom import dcmread
-
-        value = dcmread(path, stop_before_pixels=True, specific_tags=["PatientID"]).get("PatientID")
+        value = _dataset(path, ["PatientID"]).get("PatientID")
         parts = value if isinstance(value, list | tuple) else [value]
         return "\\".join(str(part) for part in parts if part is not None).strip()
 
     return _named_only(path, read)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Neither warnings nor log records of pydicom come through: they quote header values."""
-    logger = logging.getLogger("pydicom")
-    was = logger.disabled
-    logger.disabled = True
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.disabled = was
+@cache
+def silence() -> None:
+    """Log records of pydicom and its decoders go nowhere from now on: they quote header values.
+
+    Not by ``disabled``, which leaves the loggers below ("pydicom.pixels.decoders.base") as they are.
+    """
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        logger.propagate = False
+        logger.addHandler(logging.NullHandler())  # without any, the last resort is standard error
 
 
 def require_pydicom(path: object) -> None:
@@ -164,7 +160,8 @@ def _named_only(path: Path | Upload, read: Callable[[], Result]) -> Result:
     raise problem  # outside of the handler: the error that quotes the header must not hang on to this one
 
 
-def _dataset(path: Path | Upload, *, with_pixels: bool) -> Dataset:
+def _dataset(path: Path | Upload, wanted: list[str], *, with_pixels: bool = False) -> Dataset:
+    """The ``wanted`` elements and no others; what would fill the memory is refused before it is read."""
     from pydicom import dcmread
     from pydicom.filereader import read_dataset
 
@@ -174,8 +171,8 @@ def _dataset(path: Path | Upload, *, with_pixels: bool) -> Dataset:
         if str(meta.get("TransferSyntaxUID")) == _DEFLATED:
             _check_inflated(path, file)
         file.seek(0)
-        wanted: list[Any] = [*_PICTURE, *(_PIXELS if with_pixels else [])]
-        return dcmread(file, stop_before_pixels=not with_pixels, specific_tags=wanted)
+        tags: list[Any] = [*wanted]
+        return dcmread(file, stop_before_pixels=not with_pixels, specific_tags=tags)
 
 
 def _check_inflated(path: Path | Upload, file: IO[bytes]) -> None:
