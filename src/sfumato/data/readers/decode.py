@@ -252,9 +252,8 @@ class _Shared:
 def _strict_filters() -> Iterator[None]:
     """Pillow's bomb warning is an error here; its remarks on odd metadata say nothing about pixels.
 
-    Of pydicom nothing is heard, since it quotes headers.
+    Of pydicom's warnings none is heard: they quote headers, as its log does, see ``dicom.silence``.
     """
-    dicom.silence()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)

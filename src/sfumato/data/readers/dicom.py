@@ -122,12 +122,14 @@ def read_patient(path: Path) -> str:
 
 @cache
 def silence() -> None:
-    """Log records of pydicom and its decoders go nowhere from now on: they quote header values.
+    """pydicom, which must be imported by now, and its decoders log nothing any more: they quote headers.
 
-    Not by ``disabled``, which leaves the loggers below ("pydicom.pixels.decoders.base") as they are.
+    Not by ``disabled``, which leaves the loggers below ("pydicom.pixels.decoders.base") as they are; a level
+    is inherited by them.
     """
     for name in _LOGGERS:
         logger = logging.getLogger(name)
+        logger.setLevel(logging.CRITICAL + 1)  # whoever has a handler there hears nothing either
         logger.propagate = False
         logger.addHandler(logging.NullHandler())  # without any, the last resort is standard error
 
@@ -147,6 +149,7 @@ def require_pydicom(path: object) -> None:
 def _named_only(path: Path | Upload, read: Callable[[], Result]) -> Result:
     """What ``read`` gives; whatever goes wrong is told as the file's name, never with pydicom's words."""
     require_pydicom(path)
+    silence()
     try:
         if isinstance(path, Path):
             check_plain(path)
