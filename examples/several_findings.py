@@ -12,13 +12,11 @@ import torch
 from PIL import Image
 
 import sfumato
-from sfumato.data import ImageSet
-from sfumato.recipes.recipe import Recipe, load_recipe, with_settings
 
 GREY, OCCUPIED = 127, 0.5  # of an empty place; how many of the four places show an image
 
 
-def compose(images: ImageSet, count: int, folder: Path, split: str) -> list[str]:
+def compose(images: sfumato.data.ImageSet, count: int, folder: Path, split: str) -> list[str]:
     """Write ``count`` pictures of 2 x 2 places, each grey or with an image of its own; the manifest rows."""
     generator = torch.Generator().manual_seed(0 if split == "train" else 1)
     order, rows = iter(torch.randperm(len(images), generator=generator).tolist()), []
@@ -39,15 +37,15 @@ def compose(images: ImageSet, count: int, folder: Path, split: str) -> list[str]
     return rows
 
 
-def recipe_of(way: str, settings: dict[str, object], *, small: bool, quick: bool) -> Recipe:
+def recipe_of(way: str, settings: dict[str, object], *, small: bool, quick: bool) -> sfumato.Recipe:
     """A linear head on fixed features, in closed form; or a small network, by the gradient engine."""
     if way == "features":
-        recipe, scale = load_recipe("fast/patches"), (200, 40) if quick else (1000, 300)
+        recipe, scale = sfumato.load_recipe("fast/patches"), (200, 40) if quick else (1000, 300)
         fitting = {"features.num_images": scale[0], "model.options.num_directions": scale[1]}
     else:
-        recipe = load_recipe("default/folder")
+        recipe = sfumato.load_recipe("default/folder")
         fitting = {"training.num_epochs": 1 if quick else 15, "model.options": {"width": 8, "groups": 4}}
-    return with_settings(recipe, {**settings, **(fitting if small else {})})
+    return sfumato.with_settings(recipe, {**settings, **(fitting if small else {})})
 
 
 def main() -> None:

@@ -97,6 +97,7 @@ def released(settings: Recipe, folder: Path, ledger: Ledger, *, canary: bool) ->
     """
     session.train(settings, out=folder, data=splits(canary=canary), model=Linear(), ledger=ledger)
     stated = json.loads((folder / "release" / "privacy.json").read_text())
+    del stated["filing"], stated["statement"]  # they name the run and what came before it
     weights = load_file(folder / "release" / "model.safetensors")["head.weight"].double()
     upper = weights.reshape(2, SIDE * SIDE)[:, :LIGHT].flatten()
     # Towards the canary's class and away from the other one, for each bright pixel alike.

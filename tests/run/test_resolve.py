@@ -56,12 +56,14 @@ def test_nothing_is_left_open(tmp_path):
         "features": None,
         "unit": "image",
         "num_units": 96,
-        "delta": 0.01,
+        "delta": 0.001,
         "batch_size": 12.0,
         "num_steps": 8,
         "learning_rate": 1.0,
         "evaluate_every": 1,
         "microbatch_size": None,
+        "loss": "cross-entropy",
+        "task": "single-label",
     }
 
 
@@ -74,7 +76,7 @@ def test_delta_and_optimizer_are_decided_once(monkeypatch):
     )
     prepared = prepare(open_recipe(), data=small_splits())
     assert (asked, built) == ([96], [1])
-    assert prepared.plan.delta == prepared.recipe.privacy.delta == 0.01
+    assert prepared.plan.delta == prepared.recipe.privacy.delta == 0.001
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_a_run_learns_and_leaves_exactly_its_files(tmp_path):
         "state/sensitive.jsonl",
         "state/spending.json",
         "state/links.safetensors",
+        "state/filing.json",
         "state/lock",
     }
     assert stat.S_IMODE((out / "state").stat().st_mode) == 0o700

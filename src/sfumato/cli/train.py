@@ -264,7 +264,7 @@ def echo_result(result: RunResult, *, as_json: bool) -> None:
             shown = f"Mean AUC   {scores.mean_auc:.4f} over {len(scores.auc)} findings"
         note = " (sensitive: of private images, keep it local)" if result.scores_are_sensitive else ""
         for line in measure_lines(result.assessment):
-            click.echo(line)
+            click.echo(f"{line}{note}")
         click.echo(f"{shown} of {scores.num_examples:,} {split} images{note}")
     else:
         click.echo(

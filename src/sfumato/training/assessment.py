@@ -238,7 +238,8 @@ def _mean_of_defined(values: Sequence[Floats]) -> Floats:
 
 
 def _thinned(points: Floats) -> list[list[float]]:
-    """At most so many points, the first and the last among them."""
+    """At most so many points, the first and the last among them; none of a curve that is not defined."""
+    points = points[np.isfinite(points).all(axis=1)]
     if len(points) > _POINTS:
         points = points[np.unique(np.linspace(0, len(points) - 1, _POINTS).round().astype(int))]
     return [[round(float(x), 5), round(float(y), 5)] for x, y in points]

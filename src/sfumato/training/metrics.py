@@ -177,6 +177,8 @@ class Calibration:
 
 def calibration(happened: Flags, probabilities: Floats, *, num_bins: int = 10) -> Calibration:
     """How often it happened where the model said it would with this probability."""
+    known = np.isfinite(probabilities)  # a network whose outputs overflow states nothing
+    happened, probabilities = happened[known], probabilities[known]
     place = np.clip((probabilities * num_bins).astype(np.int64), 0, num_bins - 1)
     counts = np.bincount(place, minlength=num_bins).astype(np.float64)
     return Calibration(
