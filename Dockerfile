@@ -1,8 +1,8 @@
 # Sfumato for the CPU: docker build -t sfumato . && docker run --rm sfumato demo
 #
-#   docker run --rm --network none -v "$PWD/xrays:/data:ro" -v "$PWD/work:/work" sfumato train /data --epsilon 3
+#   docker run --rm --network none -v "$PWD/xrays:/data:ro" -v "$PWD/kept:/kept" sfumato train /data --epsilon 3
 #
-# /work holds runs/ and the ledger: mount it, or both are gone with the container. The compiler stays in the first stage.
+# /kept holds runs/ and the ledger: mount it, or both are gone with the container. The compiler stays in the first stage.
 FROM python:3.12-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY . /source
@@ -11,10 +11,10 @@ RUN python -m venv /opt/sfumato \
 
 FROM python:3.12-slim
 RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/* \
- && useradd --create-home sfumato && mkdir /work && chown sfumato /work
+ && useradd --create-home sfumato && mkdir /kept && chown sfumato /kept
 COPY --from=build /opt/sfumato /opt/sfumato
-ENV PATH=/opt/sfumato/bin:$PATH SFUMATO_LEDGER=/work/ledger.sqlite SFUMATO_CACHE=/work/cache
+ENV PATH=/opt/sfumato/bin:$PATH SFUMATO_LEDGER=/kept/ledger.sqlite SFUMATO_CACHE=/kept/cache
 USER sfumato
-WORKDIR /work
+WORKDIR /kept
 ENTRYPOINT ["sfumato"]
 CMD ["--help"]
