@@ -17,7 +17,7 @@ from sfumato.audit.paper_store import Header, Store
 from sfumato.data import DataSplits, ImageSet
 from sfumato.errors import RunError
 
-SMALL = Problem(num_examples=12, batch_size=6, num_steps=(2,))
+SMALL = Problem(num_examples=12, batch_size=6, num_steps=(2,), models_at_once=2)
 BLANK = Setting(canary="blank", learning_rate=0.5, clip_norm=1.0, num_steps=2)
 
 
@@ -65,7 +65,6 @@ def test_phase_one_covers_all_of_table_8() -> None:
 
 
 def test_an_interrupted_audit_goes_on_to_the_same_scores(splits, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(paper, "MODELS_AT_ONCE", 2)
     whole = audit_in(tmp_path / "whole").phase_two(8.0, BLANK, 4)
 
     class Killed(BaseException):
