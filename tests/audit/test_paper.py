@@ -191,3 +191,4 @@ def test_the_command_prints_json(splits, tmp_path, monkeypatch) -> None:
     given = CliRunner().invoke(cli, [*arguments, "--setting", str(BLANK), "--out", str(tmp_path / "given")])
     assert given.exit_code == 0, given.output
     assert [row["setting"] for row in json.loads(given.stdout)["table"]] == 2 * [BLANK.as_dict()]
+    assert CliRunner().invoke(cli, [*arguments, "--setting", str(BLANK), "--phase", "1"]).exit_code == 2

@@ -85,7 +85,8 @@ class ManySums:
 
     def __post_init__(self) -> None:
         if not self.inputs.count:
-            images = normalise(self.data.images, self.inputs.mean, self.inputs.std)
+            images = self.data.images[torch.arange(len(self.data))]
+            images = normalise(images, self.inputs.mean, self.inputs.std)
             object.__setattr__(self, "fixed", images[:, 0])
 
     @property

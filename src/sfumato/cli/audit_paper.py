@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sfumato.audit.paper_results import Row
     from sfumato.audit.paper_settings import Setting
 
-_SLICE = 500  # models a side of one ε, before the next one's turn and a new table
+_TASKS = 20  # a side of one ε, before the next one's turn and a new table
 
 
 @click.command()
@@ -75,6 +75,8 @@ def command(
     from sfumato.audit.paper_store import Header, Store
     from sfumato.data.readers.decode import num_threads
 
+    if phase == "1" and chosen is not None:
+        raise click.UsageError("--setting stands in place of phase I: leave one of the two out.")
     problem = PROBLEMS[int(size)]
     given = None if chosen is None else parse_setting(problem, chosen)
     header = Header(num_examples=problem.num_examples, views=views, seed=seed, init_seed=init_seed)
@@ -91,7 +93,8 @@ def command(
         for epsilon in epsilons
     }
     rows = []
-    for target in range(_SLICE, models + _SLICE, _SLICE) if phase == "all" else ():
+    some = _TASKS * problem.models_at_once
+    for target in range(some, models + some, some) if phase == "all" else ():
         for epsilon, setting in found.items():
             audit.phase_two(
                 epsilon, setting, min(target, models), progress=CountLines("models", quiet=as_json)
