@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from sfumato.audit import paper, paper_settings
+from sfumato.audit import paper_settings
 from sfumato.audit.paper import PaperAudit
 from sfumato.audit.paper_results import plot_audit, table_row, table_text
 from sfumato.audit.paper_settings import PROBLEMS, Problem, Setting, all_settings, parse_setting

@@ -84,8 +84,9 @@ def parse_setting(problem: Problem, text: str) -> Setting:
         raise ConfigError(
             "unknown-setting",
             f"--setting {text} is not a row of table 8 with |D| = {problem.num_examples:,}.",
-            fix=f"Give z, rate, clip norm and updates, as in {first}: z {', '.join(CANARIES)}; rate "
-            f"{_listed(LEARNING_RATES)}; clip norm {_listed(CLIP_NORMS)}; updates {_listed(problem.num_steps)}.",
+            fix=f"Give z, rate, clip norm and updates, as in {first}: z {', '.join(CANARIES)}; "
+            f"rate {_listed(LEARNING_RATES)}; clip norm {_listed(CLIP_NORMS)}; "
+            f"updates {_listed(problem.num_steps)}.",
         )
     return by_text[text]
 

@@ -66,9 +66,9 @@ def command(
 ) -> None:
     """Train thousands of LeNets with and without an example z, and bound ε by how well they are told apart.
 
-    The same command goes on where it was stopped. With |D| = 60,000 a model takes minutes of a core and phase I
-    days, with 16 views hours: take a --setting there. Exit code 1: more was found than is promised; if nothing
-    is wrong, that happens to one command in a thousand.
+    The same command goes on where it was stopped. With |D| = 60,000 a model takes minutes of a core and
+    phase I days, with 16 views hours: take a --setting there. Exit code 1: more was found than is promised;
+    if nothing is wrong, that happens to one command in a thousand.
     """
     from sfumato.audit.paper import PaperAudit
     from sfumato.audit.paper_settings import PROBLEMS, parse_setting
