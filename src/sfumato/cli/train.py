@@ -51,7 +51,7 @@ NOTHING_SPENT = (
 @click.option("--audit-canaries", type=click.IntRange(0), metavar="M", help="Canaries for sfumato audit run.")
 @click.option(
     "--audit-kind",
-    type=click.Choice(["gradient", "mislabelled", "noise"]),
+    type=click.Choice(["gradient", "mislabelled", "noise", "optimised"]),
     help="What the canaries are; by default gradients.",
 )
 @log_options
