@@ -240,7 +240,8 @@ def test_optimised_canaries_are_made_once_for_public_features_and_kept(tmp_path,
     drawn = canary_images(
         RunFolder(out).canary_key(), 20, kind="optimised", shape=(3, 32, 32), classes=("a", "b")
     )
-    assert (first.int() - rare_images(extractor, drawn.images).int()).abs().max() <= 1  # no coin, no centre
+    same = first == rare_images(extractor, drawn.images)  # neither coins nor the private centre
+    assert same.double().mean() > 0.999  # some pixel may round the other way with other threads
     monkeypatch.setattr(run_canaries, "rare_images", None)  # an audit finds them there
     result = audit_run(out)
     assert (result.num_canaries, result.num_members) == (20, int(coins.sum()))
