@@ -174,7 +174,7 @@ def plan_values(budget: Budget) -> dict[str, Any]:
         "trial_noise_multiplier": search.trial[-1].noise_multiplier if search and search.trial else None,
         "final_noise_multiplier": search.final[-1].noise_multiplier if search and search.final else None,
         "score_noise": budget.score_noise,
-        "rate_factor": budget.rate_factor,
+        "step_factor": budget.step_factor,
         "over": {one.key: one.text for one in budget.settings.ranges},
     }
 
@@ -191,15 +191,13 @@ def echo_plan(budget: Budget, folder: Path, *, as_json: bool) -> None:
     for line in cost_lines(budget):
         click.echo(line)
     mean = " on average" if settings.strategy == "random-stopping" else ""
-    click.echo(
-        f"Trials     {settings.num_trials}{mean}, sampler {settings.chosen_sampler}, each alone ε = {round_up(budget.trial_epsilon)}"
-    )
+    alone = f"each alone ε = {round_up(budget.trial_epsilon)}"
+    click.echo(f"Trials     {settings.num_trials}{mean}, sampler {settings.chosen_sampler}, {alone}")
     if values["trial_noise_multiplier"] is not None:
         click.echo(f"Noise      {values['trial_noise_multiplier']:.4g} in a trial like the recipe's")
     if values["final_noise_multiplier"] is not None:
-        click.echo(
-            f"           {values['final_noise_multiplier']:.4g} in the last run; rates of trials times {budget.rate_factor:.3g}"
-        )
+        steps = f"trials have {budget.step_factor:.3g} times its steps"
+        click.echo(f"           {values['final_noise_multiplier']:.4g} in the last run; {steps}")
     if budget.score_noise is not None:
         click.echo(f"Scores     of private images, with noise of {budget.score_noise:.3g} units")
     for one in settings.ranges:

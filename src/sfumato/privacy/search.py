@@ -160,9 +160,9 @@ class Search:
             return f"Its settings are the best of {trials} on public images, {scored}: that cost no {unit}."
         if self.strategy == "scaled":
             return (
-                f"Its settings are the best of {trials} with more noise on the same data, {scored}; the "
-                "learning rate follows the linear scaling rule (Panda et al. 2024). The trials, their scores "
-                "and this run are counted together: ε is that of the whole search."
+                f"Its settings are the best of {trials} with more noise and fewer steps on the same data, "
+                f"{scored}, scaled up by the linear rule (Panda et al. 2024). The trials, their scores and "
+                "this run are counted together: ε is that of the whole search."
             )
         return (
             f"It is the best of a random number of runs, {self.num_trials:g} on average "

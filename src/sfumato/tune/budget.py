@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from sfumato import accounting
 from sfumato.accounting import SampledGaussian, Selection, without_selections
+from sfumato.errors import ConfigError
 from sfumato.privacy.noise_mechanisms import find_mechanism
 from sfumato.privacy.sampling_schemes import find_scheme
 from sfumato.privacy.search import Search
@@ -32,18 +33,16 @@ class Budget:
     num_trial_units: int
     num_final_units: int
     score_noise: float | None  # in units; None: the scored images are public, or nothing is counted
-    rate_factor: float  # scaled: a trial's learning rate over that of the last run
+    step_factor: float  # scaled: a trial's steps over those of the last run
 
     def trial_recipe(self, chosen: dict[str, Value]) -> Recipe:
-        """The recipe of a trial with these settings: more noise, and a rate that goes with it."""
+        """The recipe of a trial with these settings: more noise, and as many steps as go with it."""
         recipe = with_settings(self.base, dict(chosen))
         if self.settings.strategy == "uncounted":
             return with_settings(recipe, {"privacy.uncounted_search": True})
         if self.search is None or not self.search.is_counted:
             return recipe
-        rate = recipe.training.learning_rate
-        assert rate is not None  # filled in
-        recipe = with_settings(recipe, {"training.learning_rate": rate * self.rate_factor})
+        recipe = with_fewer_steps(recipe, self.step_factor)
         return self._with_noise(recipe, self.search.trial, self.num_trial_units)
 
     def reference_recipe(self) -> Recipe:
@@ -107,7 +106,7 @@ def plan_search(
         num_trial_units=num_trial_units,
         num_final_units=num_final_units,
         score_noise=None,
-        rate_factor=1.0,
+        step_factor=1.0,
     )
     if settings.strategy == "public":
         scored = f"images of {settings.search_data}"
@@ -147,33 +146,40 @@ def _random_stopping(plain: Budget) -> Budget:
 
 
 def _scaled(plain: Budget) -> Budget:
-    """Noise for trials that take a share of ε together, then for the last run, which takes what is left."""
-    settings, base = plain.settings, plain.base
-    count, accountant = settings.num_trials, base.privacy.accountant
-    whole_set = all(event.sampling_rate == 1 for event in events_of(base, plain.num_trial_units, 1.0))
+    """Noise for trials that take a share of ε together, then for the last run, which takes what is left.
 
-    def trial_events(noise: float) -> tuple[tuple[SampledGaussian, ...], tuple[SampledGaussian, ...]]:
-        trial = events_of(base, plain.num_trial_units, noise)
-        if settings.scores_are_public or whole_set:
-            return trial, ()  # a unit is trained on or scored, and the score costs no more than training
-        steps = trial[-1]
-        rough_mu = steps.sampling_rate * math.sqrt(steps.num_steps) / noise
-        return trial, (SampledGaussian(noise_multiplier=_SCORE_SHARE / rough_mu),)
+    The linear scaling rule (Panda et al. 2024): how far the weights may go from where they began, rate times
+    steps, grows in proportion to what the noise leaves of the sum, μ. So a trial has the rate of the last
+    run, and steps in proportion to its smaller μ: it costs less time too, and a rate that is too large for
+    the network shows in the trial already.
+    """
+    whole = _with_noises(plain, plain.base)  # with all steps, to see how μ is divided
+    factor = _mu(whole.trial, plain.base) / _mu(whole.final, plain.base)
+    search = _with_noises(plain, with_fewer_steps(plain.base, factor))
+    score_noise = None
+    if not plain.settings.scores_are_public:
+        counted = search.score[0].noise_multiplier if search.score else None
+        score_noise = counted or _covering_score(search.trial, in_renyi=False)
+    return replace(plain, search=search, score_noise=score_noise, step_factor=factor)
+
+
+def _with_noises(plain: Budget, trial_recipe: Recipe) -> Search:
+    settings, base, accountant = plain.settings, plain.base, plain.base.privacy.accountant
 
     def search_of(noise: float, final: tuple[SampledGaussian, ...]) -> Search:
-        trial, score = trial_events(noise)
+        trial = events_of(trial_recipe, plain.num_trial_units, noise)
         return Search(
             strategy="scaled",
-            num_trials=count,
+            num_trials=settings.num_trials,
             trial=trial,
-            score=score,
+            score=() if settings.scores_are_public else _counted_score(trial),
             final=final,
             scored_on=_scored_on(settings),
         )
 
-    allowance = settings.search_share * _total(plain)
     noise = accounting.solve_noise_multiplier(
-        lambda value: _epsilon(search_of(value, ()).events(), base, accountant), allowance
+        lambda value: _epsilon(search_of(value, ()).events(), base, accountant),
+        settings.search_share * _total(plain),
     )
     final_noise = accounting.solve_noise_multiplier(
         lambda value: _epsilon(
@@ -181,29 +187,35 @@ def _scaled(plain: Budget) -> Budget:
         ),
         _total(plain),
     )
-    search = search_of(noise, events_of(base, plain.num_final_units, final_noise))
-    score_noise = None
-    if not settings.scores_are_public:
-        covered = search.score[0].noise_multiplier if search.score else None
-        score_noise = covered or _covering_score(search.trial, in_renyi=False)
-    return replace(plain, search=search, score_noise=score_noise, rate_factor=_rate_factor(search, base))
+    return search_of(noise, events_of(base, plain.num_final_units, final_noise))
 
 
-def _rate_factor(search: Search, base: Recipe) -> float:
-    """By how much a trial's learning rate is smaller: the linear scaling rule.
+def _counted_score(trial: Sequence[SampledGaussian]) -> tuple[SampledGaussian, ...]:
+    """The event of a score that is counted besides; none where whole-set steps cover it.
 
-    How far the weights may go from where they began, rate times steps, grows in proportion to what the noise
-    leaves of the sum: μ. Optimizers that divide by the size of their gradients undo it, and are left alone.
+    A unit is trained on or scored. Where both are plain Gaussian sums, a score that costs no more than the
+    training costs nothing besides it; no loss distribution is known to say so of sampled steps.
     """
-    if base.training.optimizer != "SGD":
-        return 1.0
-    delta, relation = base.privacy.delta, base.privacy.neighbouring
-    assert delta is not None
-    trial, final = (
-        accounting.mu_gdp(events, delta=delta, neighbouring=relation)[0]
-        for events in (search.trial, search.final)
-    )
-    return trial / final
+    if all(event.sampling_rate == 1 for event in trial):
+        return ()
+    steps = trial[-1]
+    rough_mu = steps.sampling_rate * math.sqrt(steps.num_steps) / steps.noise_multiplier
+    return (SampledGaussian(noise_multiplier=_SCORE_SHARE / rough_mu),)
+
+
+def _mu(events: Sequence[SampledGaussian], base: Recipe) -> float:
+    assert base.privacy.delta is not None
+    return accounting.mu_gdp(events, delta=base.privacy.delta, neighbouring=base.privacy.neighbouring)[0]
+
+
+def with_fewer_steps(recipe: Recipe, factor: float) -> Recipe:
+    """The recipe with ``factor`` times its steps or epochs, at least one step."""
+    if factor == 1:
+        return recipe
+    if recipe.training.num_epochs is not None:
+        return with_settings(recipe, {"training.num_epochs": recipe.training.num_epochs * factor})
+    assert recipe.training.num_steps is not None  # filled in
+    return with_settings(recipe, {"training.num_steps": max(1, round(recipe.training.num_steps * factor))})
 
 
 def events_of(recipe: Recipe, num_units: int, noise_multiplier: float) -> tuple[SampledGaussian, ...]:
@@ -223,8 +235,12 @@ def _filled(recipe: Recipe, num_units: int, delta: float) -> Recipe:
     """The recipe with what the total budget determines: trials vary it, and do not follow their own."""
     recipe = with_settings(recipe, {"privacy.delta": delta})
     recipe = with_budget_settings(recipe, num_units=num_units, delta=delta)
-    if recipe.training.learning_rate is None:
-        recipe = with_settings(recipe, {"training.learning_rate": 1.0})  # as ``resolve`` has it
+    if recipe.training.num_steps is None and recipe.training.num_epochs is None:
+        raise ConfigError(
+            "no-steps",
+            "the recipe does not say how long to train",
+            fix="Give training.num_steps or num_epochs.",
+        )
     return recipe
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a search: score against each setting, best against trials, importance, best values by batch size."""
+"""Pictures of a search: scores against settings and trials, importance, best values by batch size."""
 
 from __future__ import annotations
 

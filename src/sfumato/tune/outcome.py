@@ -124,7 +124,8 @@ def _best_trial(trials: Trials, best: TrialRecord, full: DataSplits) -> Found:
         label = {"split": "test", "sensitive": False, "epsilon": privacy["epsilon"]}
         write_json(RunFolder(target).scores(sensitive=False), {**label, **scores.as_dict()})
     epsilon, delta = privacy["epsilon"], privacy["delta"]
-    assert epsilon is not None and delta is not None  # of a private run
+    assert epsilon is not None  # of a private run
+    assert delta is not None
     return Found(
         strategy=trials.budget.settings.strategy,
         settings=best.settings,

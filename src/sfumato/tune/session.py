@@ -1,4 +1,4 @@
-"""A search from settings to the run that comes out: budget, account, trials, the last run; the same call goes on.
+"""A search from settings to the run that comes out: budget, account, trials, the last run.
 
 Nothing is paid for before the data, the ranges and the model have passed every check, and no trial begins
 before the whole search is on record in the ledger.
