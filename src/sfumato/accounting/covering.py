@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from sfumato.accounting.calibration import solve_noise_multiplier
-from sfumato.accounting.events import Neighbouring, SampledGaussian, merge, without_selections
-from sfumato.accounting.renyi import renyi_curve
+from sfumato.accounting.events import SampledGaussian, merge, without_selections
+from sfumato.accounting.renyi import whole_order_divergences
 
 _ROUNDING = 1e-9  # of sums of a few floats
-_RELATIONS: tuple[Neighbouring, ...] = ("add-or-remove", "replace-one")
 
 
 def share_used(
@@ -24,9 +23,9 @@ def share_used(
 
     Guarantee: where the result is at most 1, ``allowed`` may stand for ``done`` in every composition, chosen
     adaptively or not: (1) each mechanism is among those allowed, no more often; or (2) all are Gaussian sums
-    over all units, and Σ T/σ² is no larger; or (3), only if whatever counts them counts in Rényi DP
-    (``in_renyi``), the Rényi divergence is no larger at any order that is ever looked at, under both
-    neighbouring relations.
+    over all units, and Σ T/σ² is no larger; or (3), only where they are the runs of a ``Selection``
+    (``in_renyi``), the Rényi divergence is no larger at any order that is ever looked at. Then sampled sums
+    are among those allowed: such a search is never counted for replace-one neighbours.
     """
     spent, limit = without_selections(merge(done)), without_selections(merge(allowed))
     if not spent:
@@ -35,9 +34,10 @@ def share_used(
         return 1.0
     if all(_plain(event) for event in (*spent, *limit)):
         return math.sqrt(_precision(spent) / _precision(limit)) if limit else math.inf
-    if not in_renyi or not limit or any(event.discrete for event in (*spent, *limit)):
+    sampled = any(event.sampling_rate < 1 for event in limit)
+    if not (in_renyi and sampled) or any(event.discrete for event in (*spent, *limit)):
         return math.inf
-    return max(_largest_ratio(spent, limit, relation) for relation in _RELATIONS)
+    return _largest_ratio(spent, limit)
 
 
 def is_covered(
@@ -87,16 +87,11 @@ def _precision(events: Sequence[SampledGaussian]) -> float:
     return math.fsum(event.num_steps / event.noise_multiplier**2 for event in events)
 
 
-def _largest_ratio(
-    spent: tuple[SampledGaussian, ...], limit: tuple[SampledGaussian, ...], relation: Neighbouring
-) -> float:
+def _largest_ratio(spent: tuple[SampledGaussian, ...], limit: tuple[SampledGaussian, ...]) -> float:
     import numpy as np
 
     if any(event.noise_multiplier == 0 for event in spent):
         return math.inf
-    ours, theirs = renyi_curve(spent, relation), renyi_curve(limit, relation)
-    # an order that says nothing of what is allowed cannot be used against it either
-    usable = np.isfinite(theirs.divergences)
-    if not usable.any():
-        return math.inf
-    return float(np.max(ours.divergences[usable] / theirs.divergences[usable]))
+    ours, theirs = whole_order_divergences(spent), whole_order_divergences(limit)
+    usable = np.isfinite(theirs)  # an order that bounds nothing of what is allowed is never used
+    return float(np.max(ours[usable] / theirs[usable])) if usable.any() else math.inf
