@@ -14,7 +14,7 @@ from sfumato.privacy.sampling_schemes import find_scheme
 from sfumato.privacy.search import Search
 from sfumato.recipes.recipe import Recipe, with_settings
 from sfumato.run.features import with_budget_settings
-from sfumato.run.planning import planned_size
+from sfumato.run.planning import default_delta, planned_size
 from sfumato.run.private_releases import private_releases
 from sfumato.tune.ranges import STEPS, Range, Value
 from sfumato.tune.settings import TuneSettings
@@ -41,7 +41,9 @@ class Budget:
         if self.settings.strategy == "uncounted":
             return with_settings(recipe, {"privacy.uncounted_search": True})
         if self.search is None or not self.search.is_counted:
-            return recipe
+            # public images may be fewer than the private ones: their δ is of their own number
+            delta = min(self.base.privacy.delta or 1.0, default_delta(self.num_trial_units))
+            return with_settings(recipe, {"privacy.delta": delta})
         recipe = with_fewer_steps(recipe, self.step_factor)
         return self._with_noise(recipe, self.search.trial, self.num_trial_units)
 
