@@ -30,6 +30,12 @@ def settings(strategy: str = "scaled", **changes: object) -> TuneSettings:
     return TuneSettings(recipe=recipe, ranges=ranges, strategy=strategy, **values)
 
 
+@pytest.fixture(autouse=True)
+def _without_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor has tests of its own, and would take most of the time here."""
+    monkeypatch.setattr("sfumato.run.prepare.examine_network", lambda *arguments, **named: [])
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger.open(tmp_path / "ledger.sqlite")

@@ -11,11 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sfumato.data import DataSplits, carve_validation
 from sfumato.data.overlap import shared_images
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.features.cache import keep_rows
 from sfumato.ledger.ledger import Ledger
 from sfumato.ledger.receipt import read_receipt
+from sfumato.models.fixed_features import FixedFeatures
 from sfumato.randomness import RandomSource, SecureSource, SeededSource
 from sfumato.recipes.recipe import with_settings
 from sfumato.run.monitor import Observer
@@ -23,6 +27,7 @@ from sfumato.run.planning import build_plan, default_delta
 from sfumato.run.prepare import prepare
 from sfumato.run.resolve import group_units, load_splits
 from sfumato.training.components import Components, SearchedRun
+from sfumato.training.fixed_rows import FeatureViews
 from sfumato.tune.budget import Budget, plan_search
 from sfumato.tune.outcome import Found, finish
 from sfumato.tune.settings import TuneSettings
@@ -103,6 +108,7 @@ def trial_splits(settings: TuneSettings, full: DataSplits) -> DataSplits:
 
 def check_trial(planned: Planned, observer: Observer | None) -> None:
     """Refuse what the doctor refuses, before anything is paid for."""
+    _share_features(planned, observer)
     search = planned.budget.search
     searched = None if search is None or not search.is_counted else SearchedRun(search=search)
     prepare(
@@ -111,6 +117,20 @@ def check_trial(planned: Planned, observer: Observer | None) -> None:
         components=Components(searched=searched),
         observer=observer,
     )
+
+
+def _share_features(planned: Planned, observer: Observer | None) -> None:
+    """Fixed features of all images, computed once: those of the trials are rows of them."""
+    if planned.budget.base.features is None or planned.settings.strategy == "public":
+        return
+    prepared = prepare(planned.budget.base, data=planned.full, observer=observer)
+    model, views = prepared.model, prepared.views
+    assert isinstance(model, FixedFeatures)  # ``prepare`` refuses others with [features]
+    assert isinstance(views, FeatureViews)
+    for part in (planned.trial.train, planned.trial.val):
+        if part is not None and part is not planned.full.val:
+            chosen = torch.isin(planned.full.train.known_ids, part.known_ids)
+            keep_rows(model.extractor, part.images, views.features[chosen])
 
 
 def tune(
