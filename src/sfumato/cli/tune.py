@@ -130,7 +130,7 @@ def _need_optuna() -> None:
 
     if find_spec("optuna") is None:
         raise ConfigError(
-            "missing-extra",
+            "tune-not-installed",
             "sfumato tune needs Optuna, which is not installed.",
             fix="Install it with: pip install 'sfumato[tune]'",
         )
