@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,6 +162,7 @@ class Reproduction:
         begun = (folder / "recipe.toml").is_file()
         if folder.exists() and not begun:  # killed while the folder was made
             shutil.rmtree(folder)
+        began = time.process_time()
         # the papers' own δ may be above 1/N, which their recipes say
         done = train(
             recipe, out=folder, resume=begun, data=splits, ledger=ledger, observer=observer, force=True
@@ -185,6 +187,7 @@ class Reproduction:
             noise_multiplier=done.privacy["noise_multiplier"],
             num_steps=done.num_steps,
             seconds=done.seconds,
+            processor_seconds=None if begun else round(time.process_time() - began, 2),
             hardware=f"{environment['processor']}, {environment['num_threads']} threads",
             version=environment["sfumato"],
             settings=stored_settings(recipe),

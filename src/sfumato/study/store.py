@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from sfumato.errors import RunError
 from sfumato.files import read_json, write_json, write_text
@@ -42,7 +42,8 @@ class Result(TypedDict):
     delta: float | None
     noise_multiplier: float | None
     num_steps: int
-    seconds: float
+    seconds: float  # elapsed, over all processes that were at it
+    processor_seconds: NotRequired[float | None]  # None: went on in another process, which did not count them
     hardware: str
     version: str
     settings: dict[str, Any]
