@@ -359,6 +359,17 @@ def test_runs_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
     small_reproduction(tmp_path, seeds=1, performance__microbatch_size=4).run()  # cannot change a run
 
 
+def test_runs_of_a_recipe_that_has_changed_are_replaced_if_asked(tmp_path: Path) -> None:
+    small_reproduction(tmp_path, seeds=1).run()
+    changed = dataclasses.replace(small_reproduction(tmp_path, seeds=1, training__learning_rate=0.5), replace=True)
+    assert changed.result(changed.conditions[0], 0) is None
+    changed.run()
+    again = changed.result(changed.conditions[0], 0)
+    assert again is not None
+    assert again["settings"]["training"]["learning_rate"] == 0.5
+    assert again["processor_seconds"] > 0
+
+
 def test_a_condition_whose_data_are_missing_is_left_out_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

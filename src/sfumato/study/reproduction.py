@@ -40,6 +40,7 @@ class Reproduction:
     seeds: Sequence[int]
     store: Store
     changed: Mapping[str, Any] = field(default_factory=dict)  # settings other than the family's
+    replace: bool = False  # run again what was run with other settings than the recipe has now
 
     def run(
         self,
@@ -59,6 +60,11 @@ class Reproduction:
             for seed in self.seeds:
                 for condition in self.conditions:
                     if condition.recipe_name in left_out or self.result(condition, seed) is not None:
+                        continue
+                    equal = self.store.equal(condition, self.scale, seed)
+                    if equal is not None:
+                        self.store.keep(condition, self.scale, seed, equal)
+                        self.write()
                         continue
                     try:
                         splits = loaded.of(condition.recipe.data)
@@ -80,7 +86,7 @@ class Reproduction:
 
     def result(self, condition: Condition, seed: int) -> Result | None:
         """The finished run, if it is there."""
-        return self.store.find(condition, self.scale, seed)
+        return self.store.find(condition, self.scale, seed, replace=self.replace)
 
     def values(self, condition: Condition, score: str) -> dict[int, float]:
         """The score in %, by seed, of the runs that are finished."""
