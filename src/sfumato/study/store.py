@@ -104,6 +104,7 @@ class Store:
     def keep(self, condition: Condition, scale: Scale, seed: int, result: Result) -> None:
         """Write the result, durably, then remove the run's folder and bring results.csv up to date."""
         folder = self.folder(condition, scale, seed)
+        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / _RESULT, result)
         shutil.rmtree(folder / "run", ignore_errors=True)
         self.write_table()
