@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sfumato.files import write_text
 from sfumato.privacy.statement import round_up
@@ -13,11 +13,8 @@ from sfumato.reporting.report import render_page
 from sfumato.tune.budget import Budget
 from sfumato.tune.charts import by_batch_size, importance_chart, progress_chart, setting_chart
 from sfumato.tune.ranges import Value
-from sfumato.tune.records import TrialRecord, importances
+from sfumato.tune.records import Found, TrialRecord, importances
 from sfumato.tune.store import TuneFolder
-
-if TYPE_CHECKING:
-    from sfumato.tune.outcome import Found
 
 HIDDEN = (
     "Under random stopping the number of trials and all scores are sensitive: the guarantee covers the one "
