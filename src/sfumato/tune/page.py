@@ -24,6 +24,7 @@ UNCOUNTED = (
     "Scores are of private images, and nothing of the search is counted: the page with them is "
     "state/report.html, and stays in the house."
 )
+PUBLIC = "Made by Sfumato from what the guarantee covers: settings, noisy or public scores, and the release."
 SENSITIVE = "SENSITIVE: this page shows what epsilon does not cover. Keep it in the house."
 
 
@@ -82,6 +83,7 @@ def _content(
         "rows": [_row(record, varied) for record in sorted(records, key=lambda one: -one.score)],
         "settings": {key: _text(value) for key, value in found.settings.items()},
         "asked": _asked(budget),
+        "footer": SENSITIVE if marked else PUBLIC,
     }
 
 
