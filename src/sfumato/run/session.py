@@ -64,15 +64,16 @@ def train(
     folder.check_usable(recipe, resume=resume)
     keep_freed_memory()
     pretrained = None if recipe.pretraining is None else finished_stage(folder)
+    brought = Components(
+        loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer, searched=searched
+    )
     prepared = prepare(
         recipe,
         data=data,
         model=None if model is None else training_copy(model),
         force=force,
         pretrained=pretrained,
-        components=Components(
-            loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer, searched=searched
-        ),
+        components=brought,
         observer=observer,
     )
     if ledger is None:
