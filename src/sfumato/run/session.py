@@ -52,8 +52,7 @@ def train(
 
     ``data``, ``model``, ``loss``, ``clipping``, ``sampling`` and ``optimizer`` replace what the recipe names.
     A copy of ``model`` is trained: the object itself gets the released weights at the end, and is unchanged
-    if the run is interrupted, since steps that were not saved are taken again. ``searched`` is the counted
-    search that the run is part of: the statement is then that of the search.
+    if the run is interrupted, since steps that were not saved are taken again. ``searched``: see ``tune``.
 
     Guarantee: the released model is what ``release/privacy.json`` states, or there is no release. With
     ``resume`` an interrupted run continues under its recipe and plan; a changed one is refused. Spending
@@ -64,16 +63,15 @@ def train(
     folder.check_usable(recipe, resume=resume)
     keep_freed_memory()
     pretrained = None if recipe.pretraining is None else finished_stage(folder)
-    brought = Components(
-        loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer, searched=searched
-    )
     prepared = prepare(
         recipe,
         data=data,
         model=None if model is None else training_copy(model),
         force=force,
         pretrained=pretrained,
-        components=brought,
+        components=Components(
+            loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer, searched=searched
+        ),
         observer=observer,
     )
     if ledger is None:
