@@ -52,8 +52,7 @@ def train(
 
     ``data``, ``model``, ``loss``, ``clipping``, ``sampling`` and ``optimizer`` replace what the recipe names.
     A copy of ``model`` is trained: the object itself gets the released weights at the end, and is unchanged
-    if the run is interrupted, since steps that were not saved are taken again. ``searched`` is the counted
-    search that the run is part of: the statement is then that of the search.
+    if the run is interrupted, since steps that were not saved are taken again. ``searched``: see ``tune``.
 
     Guarantee: the released model is what ``release/privacy.json`` states, or there is no release. With
     ``resume`` an interrupted run continues under its recipe and plan; a changed one is refused. Spending

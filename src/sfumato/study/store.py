@@ -64,9 +64,7 @@ class Store:
     def folder(self, condition: Condition, scale: Scale, seed: int) -> Path:
         return self.out / scale / condition.recipe_name.replace("/", "_") / f"seed{seed}"
 
-    def find(
-        self, condition: Condition, scale: Scale, seed: int, *, replace: bool = False
-    ) -> Result | None:
+    def find(self, condition: Condition, scale: Scale, seed: int, *, replace: bool = False) -> Result | None:
         """The finished run of this condition and seed.
 
         One with other settings is refused; with ``replace`` it counts as not there, so that it is run again.

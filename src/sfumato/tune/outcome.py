@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,10 @@ from sfumato.run.session import train
 from sfumato.training.components import SearchedRun
 from sfumato.training.evaluation import evaluate
 from sfumato.tune.page import write_pages
-from sfumato.tune.ranges import Value
-from sfumato.tune.records import TrialRecord, records_of
+from sfumato.tune.records import Found, TrialRecord, records_of
 from sfumato.tune.trials import Trials
 
 _PUBLIC = ("recipe.toml", "resolved.json", "metrics.jsonl", "environment.json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """The outcome, as ``result.json`` holds it: what may be shown."""
-
-    strategy: str
-    settings: dict[str, Value]
-    epsilon: float
-    delta: float
-    releasable: bool
-    accuracy: float | None
-    num_examples: int | None
-    run: Path
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return {**self.__dict__, "run": str(self.run)}
 
 
 def finish(trials: Trials, full: DataSplits) -> Found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sfumato.files import write_text
 from sfumato.privacy.statement import round_up
@@ -13,11 +13,8 @@ from sfumato.reporting.report import render_page
 from sfumato.tune.budget import Budget
 from sfumato.tune.charts import by_batch_size, importance_chart, progress_chart, setting_chart
 from sfumato.tune.ranges import Value
-from sfumato.tune.records import TrialRecord, importances
+from sfumato.tune.records import Found, TrialRecord, importances
 from sfumato.tune.store import TuneFolder
-
-if TYPE_CHECKING:
-    from sfumato.tune.outcome import Found
 
 HIDDEN = (
     "Under random stopping the number of trials and all scores are sensitive: the guarantee covers the one "
@@ -27,6 +24,7 @@ UNCOUNTED = (
     "Scores are of private images, and nothing of the search is counted: the page with them is "
     "state/report.html, and stays in the house."
 )
+PUBLIC = "Made by Sfumato from what the guarantee covers: settings, noisy or public scores, and the release."
 SENSITIVE = "SENSITIVE: this page shows what epsilon does not cover. Keep it in the house."
 
 
@@ -85,6 +83,7 @@ def _content(
         "rows": [_row(record, varied) for record in sorted(records, key=lambda one: -one.score)],
         "settings": {key: _text(value) for key, value in found.settings.items()},
         "asked": _asked(budget),
+        "footer": SENSITIVE if marked else PUBLIC,
     }
 
 

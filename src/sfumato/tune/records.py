@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sfumato.tune.ranges import Value
 
@@ -20,6 +21,24 @@ class TrialRecord:
     settings: dict[str, Value]
     score: float
     is_whole: bool  # not pruned, and no failure of the worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The outcome, as ``result.json`` holds it: what may be shown."""
+
+    strategy: str
+    settings: dict[str, Value]
+    epsilon: float
+    delta: float
+    releasable: bool
+    accuracy: float | None
+    num_examples: int | None
+    run: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**self.__dict__, "run": str(self.run)}
 
 
 def records_of(study: optuna.Study, *, num_trials: int) -> list[TrialRecord]:

@@ -29,7 +29,8 @@ from sfumato.run.resolve import group_units, load_splits
 from sfumato.training.components import Components, SearchedRun
 from sfumato.training.fixed_rows import FeatureViews
 from sfumato.tune.budget import Budget, plan_search
-from sfumato.tune.outcome import Found, finish
+from sfumato.tune.outcome import finish
+from sfumato.tune.records import Found
 from sfumato.tune.settings import TuneSettings
 from sfumato.tune.stopping import draw_trials
 from sfumato.tune.store import TuneFolder, mark_of, open_study
