@@ -119,7 +119,7 @@ class Prepared:
     def decision(self) -> Decision:
         """From outputs to a class, as far as it is known before the last step."""
         return first_decision(
-            self.recipe, self.resolved.classes, prior=self.prior, class_weights=self.class_weights
+            self.recipe, self.splits.train, prior=self.prior, class_weights=self.class_weights
         )
 
     @property
@@ -211,7 +211,7 @@ def prepare(
         device=device,
         max_rows=max_rows,
         components=components,
-        prior=declared_prior(recipe, resolved.classes),
+        prior=declared_prior(recipe, train),
         findings=findings,
     )
     weights_are_final = recipe.pretraining is None or checkpoint is not None
