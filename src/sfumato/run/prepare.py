@@ -32,7 +32,7 @@ from sfumato.run.backbones import with_backbone
 from sfumato.run.canaries import check_room
 from sfumato.run.decision import declared_prior, first_decision
 from sfumato.run.devices import choose_device, fitting_rows
-from sfumato.run.features import feature_views, fit_extractor
+from sfumato.run.features import feature_views, fit_extractor, load_extractor
 from sfumato.run.networks import initial_model
 from sfumato.run.progress import ProgressObserver, features_counter, reading_counter
 from sfumato.run.provenance import Provenance
@@ -48,7 +48,7 @@ from sfumato.training.fixed_rows import in_closed_form
 from sfumato.training.gradient_sums import Loss, has_closed_form
 from sfumato.training.inputs import Inputs, Units, Views
 from sfumato.training.kalman import KalmanFilter
-from sfumato.training.last_layer import last_layer_views
+from sfumato.training.last_layer import LastLayerViews, last_layer_views
 from sfumato.training.losses import BinaryCrossEntropy
 
 
@@ -171,13 +171,15 @@ def prepare(
     pretrained: Path | None = None,
     components: Components = AS_THE_RECIPE_SAYS,
     observer: ProgressObserver | None = None,
+    rows: bool = True,
 ) -> Prepared:
     """Load, build, plan and check; raises before any budget is spent.
 
     ``data``, ``model`` and ``components`` (loss, clipping, sampling, optimizer) replace what the recipe
     names. ``force`` accepts a delta above 1 / (number of units), which the statement then says.
     ``pretrained`` is the finished first stage of a recipe with [pretraining]. ``observer`` is told how far
-    the computation of features is.
+    the computation of features is. Without ``rows`` no fixed feature is fitted or computed: they have their
+    shape only, enough for an estimate and for nothing else.
     """
     recipe = recipe if model is not None else with_backbone(recipe)
     splits = data if data is not None else load_splits(recipe.data, on_progress=reading_counter(observer))
@@ -190,7 +192,14 @@ def prepare(
     )
     device = choose_device(recipe.performance.device)
     network = build_network(
-        recipe, train, source, checkpoint=checkpoint, device=device, model=model, observer=observer
+        recipe,
+        train,
+        source,
+        checkpoint=checkpoint,
+        device=device,
+        model=model,
+        observer=observer,
+        fit=rows,
     )
     optimizer = components.optimizer_of(recipe, network, plan)
     check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
@@ -206,7 +215,8 @@ def prepare(
         units=group_units(recipe, train),
         model=network,
         optimizer=optimizer,
-        views=feature_views(network, recipe, train, on_progress=counter) or image_views(resolved),
+        views=feature_views(network, recipe, train, on_progress=counter, compute=rows)
+        or image_views(resolved),
         source=source,
         device=device,
         max_rows=max_rows,
@@ -214,6 +224,8 @@ def prepare(
         prior=declared_prior(recipe, train),
         findings=findings,
     )
+    if not rows:
+        return with_shape_of_rows(prepared)
     weights_are_final = recipe.pretraining is None or checkpoint is not None
     return with_last_layer_rows(prepared, observer) if weights_are_final else prepared
 
@@ -249,6 +261,17 @@ def with_last_layer_rows(prepared: Prepared, observer: ProgressObserver | None) 
     return replace(prepared, views=views)
 
 
+def with_shape_of_rows(prepared: Prepared) -> Prepared:
+    """The same, with the shape of the rows in place of the rows: for an estimate."""
+    if prepared.recipe.model.trained != "last" or prepared.plan is None:
+        return prepared
+    head = getattr(prepared.model, "head", None)
+    if not isinstance(head, nn.Linear) or not isinstance(prepared.views, Views):
+        return prepared
+    shape = torch.empty(len(prepared.splits.train), head.in_features, device="meta")
+    return replace(prepared, views=LastLayerViews(images=prepared.views, features=shape))
+
+
 def build_network(
     recipe: Recipe,
     train: ImageSet,
@@ -258,6 +281,7 @@ def build_network(
     device: torch.device,
     model: nn.Module | None = None,
     observer: ProgressObserver | None = None,
+    fit: bool = True,
 ) -> nn.Module:
     """The network before the first step: options, first weights, trained parts, fixed features."""
     network = model if model is not None else initial_model(recipe.model, train, source)
@@ -265,7 +289,9 @@ def build_network(
         start_from(network, checkpoint, train, observer)
     choose_trained(network, recipe.model.trained)
     network = network.to(device)
-    if observer is None:
+    if not fit:
+        load_extractor(network, recipe)
+    elif observer is None:
         fit_extractor(network, recipe)
     else:
         counter = partial(observer.computed, "generated images")
