@@ -220,7 +220,9 @@ def legend(names: Sequence[str]) -> Markup:
     """Which line is which, if there are several."""
     if len(names) < 2:
         return Markup("")
-    items = [tag("li", tag("span", class_=f"key {_series(number)}"), name) for number, name in enumerate(names)]
+    items = [
+        tag("li", tag("span", class_=f"key {_series(number)}"), name) for number, name in enumerate(names)
+    ]
     return tag("ul", *items, class_="legend")
 
 
