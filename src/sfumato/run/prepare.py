@@ -48,7 +48,7 @@ from sfumato.training.fixed_rows import in_closed_form
 from sfumato.training.gradient_sums import Loss, has_closed_form
 from sfumato.training.inputs import Inputs, Units, Views
 from sfumato.training.kalman import KalmanFilter
-from sfumato.training.last_layer import LastLayerViews, last_layer_views
+from sfumato.training.last_layer import last_layer_views
 from sfumato.training.losses import BinaryCrossEntropy
 
 
@@ -224,10 +224,8 @@ def prepare(
         prior=declared_prior(recipe, train),
         findings=findings,
     )
-    if not rows:
-        return with_shape_of_rows(prepared)
-    weights_are_final = recipe.pretraining is None or checkpoint is not None
-    return with_last_layer_rows(prepared, observer) if weights_are_final else prepared
+    weights_are_final = recipe.pretraining is None or checkpoint is not None or not rows
+    return with_last_layer_rows(prepared, observer, compute=rows) if weights_are_final else prepared
 
 
 def with_pretrained_weights(prepared: Prepared, release: Path, observer: ProgressObserver | None) -> Prepared:
@@ -251,25 +249,16 @@ def image_views(resolved: Resolved) -> Views:
     )
 
 
-def with_last_layer_rows(prepared: Prepared, observer: ProgressObserver | None) -> Prepared:
-    """The run with the inputs of its last layer computed once, if that layer alone is trained privately."""
+def with_last_layer_rows(
+    prepared: Prepared, observer: ProgressObserver | None, *, compute: bool = True
+) -> Prepared:
+    """The run with the inputs of its last layer, computed once or as a shape, if it alone is trained."""
     if prepared.recipe.model.trained != "last" or prepared.plan is None:
         return prepared
     counter = features_counter(observer, "training")
     train = prepared.splits.train
-    views = last_layer_views(prepared.model, train, prepared.views, on_progress=counter)
+    views = last_layer_views(prepared.model, train, prepared.views, on_progress=counter, compute=compute)
     return replace(prepared, views=views)
-
-
-def with_shape_of_rows(prepared: Prepared) -> Prepared:
-    """The same, with the shape of the rows in place of the rows: for an estimate."""
-    if prepared.recipe.model.trained != "last" or prepared.plan is None:
-        return prepared
-    head = getattr(prepared.model, "head", None)
-    if not isinstance(head, nn.Linear) or not isinstance(prepared.views, Views):
-        return prepared
-    shape = torch.empty(len(prepared.splits.train), head.in_features, device="meta")
-    return replace(prepared, views=LastLayerViews(images=prepared.views, features=shape))
 
 
 def build_network(
