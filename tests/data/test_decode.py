@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from sfumato.data.readers.decode import decode_files, decode_image, read_headers
+from sfumato.data.readers.listing import image_files
 from sfumato.errors import DataError
 
 
@@ -153,3 +154,16 @@ def test_a_pipe_that_is_called_an_image_is_not_waited_for(tmp_path):
     with pytest.raises(DataError, match="not a plain file") as caught:
         decode_image(tmp_path / "x.png", image_size=8, channels=1)
     assert caught.value.code == "corrupt-image"
+
+
+@pytest.mark.parametrize("name", ["brain.nii", "BRAIN.NII.GZ"])
+def test_a_volume_is_refused_with_what_to_do_instead(tmp_path, name):
+    (tmp_path / "train/ill").mkdir(parents=True)
+    path = tmp_path / "train/ill" / name
+    path.write_bytes(b"\x5c\x01\x00\x00" + bytes(400))
+    for read in (lambda: read_headers([path]), lambda: list(image_files(tmp_path / "train"))):
+        with pytest.raises(DataError, match="nifti-volume"):
+            read()
+    path.rename(path.with_name("brain.txt"))
+    with pytest.raises(DataError, match="not-an-image"):  # the control: other files are not called volumes
+        list(image_files(tmp_path / "train"))

@@ -117,6 +117,7 @@ def test_the_command_compares_and_opens_no_image(tmp_path: Path, monkeypatch: py
     shown = CliRunner().invoke(command, arguments, catch_exceptions=False).stdout
     assert "6 patients in 2 classes" in shown
     assert "Nothing was spent" in shown
+    assert r"--unit patient --patient-from '(P\d+)_' --epsilon 3" in shown  # the same protection, not another
     assert all(way.recipe in shown for way in WAYS)
     document = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).stdout)
     assert document["facts"]["num_units"] == 6

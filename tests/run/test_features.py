@@ -352,3 +352,30 @@ def test_patients_are_no_images_even_if_one_image_of_each_counts():
     )
     assert not Units.patients(data, max_images=1).are_images
     assert Units.images(data).are_images
+
+
+@pytest.mark.parametrize("patients", [False, True])
+def test_an_estimate_computes_no_features_and_fits_none(tmp_path, patients):
+    splits = DataSplits(
+        train=bright_and_dark(60, seed=1, patients=patients), test=bright_and_dark(20, seed=2)
+    )
+    recipe = recipe_for(**({"privacy.unit": "patient"} if patients else {}))
+    prepared = prepare(recipe, data=splits, rows=False)
+    cost = estimate(prepared)
+    assert not list((tmp_path / "cache").rglob("*.npy")) + list((tmp_path / "cache").rglob("extractor*"))
+    assert prepared.views.features.is_meta
+    assert prepared.views.features.shape == prepare(recipe, data=splits).views.features.shape
+    assert list((tmp_path / "cache").rglob("*.npy"))  # the control: a run computes and keeps them
+    assert 0 < cost.feature_seconds < cost.seconds
+    assert cost.microbatch_size == cost.rows_per_step  # rows are small: all at once
+
+
+def test_an_estimate_of_a_last_layer_computes_no_rows_either(tmp_path):
+    splits = DataSplits(train=bright_and_dark(60, seed=1), test=bright_and_dark(20, seed=2))
+    settings = {"model.trained": "last", "privacy.epsilon": 8.0, "privacy.delta": 1e-3}
+    settings |= {"data.image_size": None, "model.options.input_size": 32}
+    recipe = with_settings(load_recipe("finetune/efficientnet-lite0"), settings)
+    prepared = prepare(recipe, data=splits, rows=False)
+    assert prepared.views.features.is_meta
+    assert estimate(prepared).feature_seconds > 0
+    assert not list((tmp_path / "cache").rglob("*.npy"))

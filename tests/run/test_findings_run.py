@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -15,15 +16,17 @@ import sfumato
 from sfumato.audit.run import audit_run
 from sfumato.cli import cli
 from sfumato.data import DataSplits, ImageSet
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.ledger.ledger import Ledger
 from sfumato.recipes.recipe import load_recipe, with_settings
 from sfumato.release.release import load
 from sfumato.run.prepare import prepare
 from sfumato.run.session import train
+from sfumato.run.state import load_state
 from sfumato.run.steps import gradient_sum
 from sfumato.training.gradient_sums import ClosedFormSum, EngineSum
 from sfumato.training.losses import BinaryCrossEntropy
+from sfumato.training.private_counts import NUM_BINS
 from small_runs import small_recipe, small_splits
 
 NAMES = ("left", "right")
@@ -200,3 +203,63 @@ def test_from_a_manifest_to_predictions_on_the_command_line(tmp_path):
     values = json.loads(sfumato_command("predict", run, str(folder / "test0.png"), "--json"))
     assert set(values[0]["probabilities"]) == set(NAMES)
     assert isinstance(values[0]["findings"], list)
+
+
+def test_findings_are_called_from_their_frequency_once_it_is_released(tmp_path):
+    changes = {"data__class_counts": "released", "decision__class_counts_noise_multiplier": 3.0}
+    result = trained(tmp_path / "run", training__num_steps=4, **changes)
+    decision = load(tmp_path / "run").decision
+    assert decision.thresholds == pytest.approx((0.4, 0.4), abs=0.15)  # 40 % of the units have each
+    assert "with and without each finding was released once" in result.privacy["statement"]
+    stored = json.loads((tmp_path / "run/scores.json").read_text())
+    assert stored["per_finding"]["left"]["threshold"] == decision.thresholds[0]
+    weighted = trained(
+        tmp_path / "declared", data__prevalence=(0.4, 0.1), training__positive_weights=(1.5, 9)
+    )
+    assert load(weighted.folder).decision.thresholds == pytest.approx(
+        (0.5, 0.5)
+    )  # the loss has balanced them
+
+
+def test_thresholds_of_findings_are_chosen_on_training_units_and_paid_for(tmp_path):
+    recipe = {"decision__threshold": "released", "decision__threshold_noise_multiplier": 2.0}
+    result = trained(tmp_path / "run", training__num_steps=25, training__learning_rate=2.0, **recipe)
+    released = load(tmp_path / "run")
+    assert [item["what"] for item in result.privacy["releases"]] == ["score histogram"]
+    assert len(released.decision.thresholds) == len(NAMES)
+    saved = load_state(tmp_path / "run/state").values["released"]["score_histogram"]
+    assert len(saved) == len(NAMES) * 2 * NUM_BINS
+    images = lit_set(30, seed=4).images
+    chances = released.logits(images).sigmoid()
+    for row, prediction in zip(chances, released.predict(images), strict=True):
+        cuts = zip(NAMES, row.tolist(), released.decision.thresholds, strict=True)
+        assert prediction.findings == tuple(name for name, chance, cut in cuts if chance >= cut)
+
+
+def test_public_images_choose_the_threshold_of_each_finding_and_few_are_refused(tmp_path):
+    data = dataclasses.replace(lit_splits(), val=lit_set(100, seed=3))
+    trained(tmp_path / "public", data=data, data__val_is_public=True, training__num_steps=3)
+    assert all(cut != 0.5 for cut in load(tmp_path / "public").decision.thresholds)
+    trained(tmp_path / "private", data=data, training__num_steps=3)
+    assert load(tmp_path / "private").decision.thresholds is None
+    given = {"data__val_is_public": True, "training__num_steps": 3, "decision__threshold": (0.3, 0.6)}
+    trained(tmp_path / "declared", data=data, **given)
+    assert load(tmp_path / "declared").decision.thresholds == (0.3, 0.6)
+    few = dataclasses.replace(data, val=lit_set(10, seed=3))
+    with pytest.raises(DataError, match="few-validation-images"):
+        trained(tmp_path / "few", data=few, data__val_is_public=True, decision__threshold="public")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"decision__threshold": (0.3,)}, "bad-thresholds"),
+        ({"decision__threshold": (0.3, 1.5)}, "bad-thresholds"),
+        ({"data__prevalence": 0.3}, "bad-prevalence"),
+        ({"decision__threshold": "public"}, "private-validation"),
+        ({"decision__positive": "left"}, "classes-and-findings"),
+    ],
+)
+def test_a_decision_that_does_not_fit_the_findings_is_refused(tmp_path, changes, code):
+    with pytest.raises(SfumatoError, match=code):
+        trained(tmp_path / "run", **changes)

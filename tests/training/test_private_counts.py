@@ -18,6 +18,8 @@ from sfumato.training.private_counts import (
     PrivateRelease,
     check_counted,
     exact_counts,
+    finding_shares,
+    finding_thresholds,
     noisy_counts,
     prior_of_counts,
     score_cells,
@@ -74,6 +76,40 @@ def test_the_noise_of_the_counts_has_the_stated_scale():
     assert not is_gaussian(found.flatten().numpy(), stddev=21.0)
 
 
+def test_findings_are_counted_each_by_itself_and_the_noise_grows_with_the_root_of_their_number():
+    patients, random = [0, 1, 2, 3, *[9] * 6], np.random.default_rng(1)
+    owners = units_of([0] * 10, patients)
+    cells = torch.tensor(random.integers(0, 2, (10, 4)))
+    without = exact_counts(cells[:4], 2, units_of([0] * 4, patients[:4]))
+    moved = exact_counts(cells, 2, owners) - without
+    assert all(part.sum() == pytest.approx(1) for part in moved.split(2))  # the patient, once per finding
+    assert moved.norm() <= 2
+    assert moved.norm() > 1  # the control: noise for one finding would be too little
+    release = PrivateRelease(what="class counts", noise_multiplier=5.0)
+    wide = torch.zeros(10, 4, dtype=torch.int64)
+    exact = exact_counts(wide, 1000, owners)
+    found = [noisy_counts(wide, 1000, owners, release, source=SeededSource(s)) - exact for s in range(5)]
+    assert is_gaussian(torch.cat(found).numpy(), stddev=10.0)
+    assert not is_gaussian(torch.cat(found).numpy(), stddev=5.0)
+
+
+def test_thresholds_of_findings_follow_their_own_histograms():
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.rand(6000, 2, generator=generator) < torch.tensor([0.5, 0.1])
+    log_odds = torch.randn(6000, 2, generator=generator) + 2 * truth - torch.tensor([1.0, 3.0])
+    data = ImageSet(torch.zeros(6000, 1, 2, 2, dtype=torch.uint8), torch.zeros(6000).long(), ("a",), None, "")
+    release = PrivateRelease(what="score histogram", noise_multiplier=3.0)
+    cells = score_cells(log_odds, truth)
+    noisy = noisy_counts(cells, 2 * NUM_BINS, Units.images(data), release, source=SeededSource(0)).tolist()
+    first, second = np.log(finding_thresholds(noisy, 3.0)) - np.log1p(
+        -np.array(finding_thresholds(noisy, 3.0))
+    )
+    assert first == pytest.approx(0.0, abs=0.6)
+    assert second == pytest.approx(-2.0, abs=0.6)  # half way between those without it at -3, with it at -1
+    counts = noisy_counts(truth.long(), 2, Units.images(data), release, source=SeededSource(0)).tolist()
+    assert finding_shares(counts, 3.0) == pytest.approx((0.5, 0.1), abs=0.02)
+
+
 def test_a_release_that_the_plan_does_not_count_is_refused():
     counts = PrivateRelease(what="class counts", noise_multiplier=20.0)
     scores = PrivateRelease(what="score histogram", noise_multiplier=20.0)
@@ -123,7 +159,7 @@ def test_a_threshold_from_a_noisy_histogram_is_near_the_best_one():
 
 def test_scores_beyond_all_bounds_are_counted_at_the_ends_of_the_histogram():
     scores = torch.tensor(
-        [float("nan"), -float("inf"), -1e300, 3.99, 1e300, float("inf")], dtype=torch.float64
+        [float("nan"), -float("inf"), -1e300, 5.99, 1e300, float("inf")], dtype=torch.float64
     )
     cells = score_cells(scores, torch.tensor([0, 0, 0, 0, 1, 1]))
     last = NUM_BINS - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,11 @@ def command(
         click.echo("How frequent the classes are is released with noise, counted in ε (docs/evaluation.md).")
     for line in missing_lines(advice):
         click.echo(line)
-    click.echo(f"Nothing was spent. To train so: sfumato train {data} --epsilon {epsilon:g}")
+    flags = {"--unit": unit if unit != "image" else None, "--patient-from": patient_from}
+    flags |= {"--findings": findings, "--minutes": None if minutes is None else f"{minutes:g}"}
+    words = [word for name, value in flags.items() if value is not None for word in (name, value)]
+    call = shlex.join(["sfumato", "train", data, *words, "--epsilon", f"{epsilon:g}"])
+    click.echo(f"Nothing was spent. To train so: {call}")
 
 
 def advice_for(

@@ -102,7 +102,9 @@ def _evaluate_findings(
     from sfumato.training.finding_scores import finding_scores
 
     logits = _outputs(released, images, split, quiet=as_json).logits
-    result = finding_scores(logits, images.labels, images.classes, groups=images.patients)
+    result = finding_scores(
+        logits, images.labels, images.classes, decision=released.decision, groups=images.patients
+    )
     if as_json:
         privacy = {key: released.privacy[key] for key in ("epsilon", "releasable")}
         echo_json({"split": split, "sensitive": sensitive, **privacy, **result.as_dict()})
@@ -111,8 +113,8 @@ def _evaluate_findings(
     mean = "" if result.mean_auc is None else f"mean area under the ROC curve {result.mean_auc:.4f}, "
     click.echo(f"{mean}{result.num_examples:,} {split} images{note}")
     click.echo(
-        f"{100 * result.accuracy:.2f} % of findings are called rightly at 50 %, all findings of an image in "
-        f"{100 * result.exact_match:.2f} %"
+        f"{100 * result.accuracy:.2f} % of findings are called rightly at their thresholds, all findings of "
+        f"an image in {100 * result.exact_match:.2f} %"
     )
     rows = [COLUMNS, *finding_rows(result.as_dict()["per_finding"])]
     widths = [max(len(one_line(value)) for value in column) for column in zip(*rows, strict=True)]

@@ -310,7 +310,7 @@ def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json
     progress = make_progress(quiet=as_json)
     note_busy_cores(recipe)
     try:
-        prepared = prepare(recipe, force=force, observer=progress)
+        prepared = prepare(recipe, force=force, observer=progress, rows=False)
     finally:
         progress.close()
     cost = estimate(prepared)
@@ -330,12 +330,15 @@ def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json
     echo_start(prepared, 0)
     if recipe.pretraining is not None and recipe.model.weights is None:
         click.echo(f"First      pre-training on {recipe.pretraining.data}, not counted below")
-    click.echo(f"Time       about {duration(cost.seconds)} ({cost.seconds_per_step:.3g} s per step)")
+    features = f"{duration(cost.feature_seconds)} of it for features, " if cost.feature_seconds else ""
+    click.echo(
+        f"Time       about {duration(cost.seconds)} ({features}{cost.seconds_per_step:.3g} s per step)"
+    )
     click.echo(
         f"Memory     about {cost.memory_bytes / 2**30:.1f} GiB ({cost.microbatch_size} of "
         f"{cost.rows_per_step:,} rows at once)"
     )
-    click.echo(f"Folder     {folder}   (not made; features of the images may have been kept in the cache)")
+    click.echo(f"Folder     {folder}   (not made)")
 
 
 def absolute(data: str | None) -> str | None:

@@ -19,7 +19,7 @@ class DecisionSettings:
         None, "how frequent classes are where the model is used; absent: all alike"
     )
     class_counts_noise_multiplier: AboveZero = setting(20.0, "of data.class_counts = released, in units")
-    threshold: Inside | Literal["auto", "public", "released"] = setting(
-        "auto", "of the positive class; auto: of public val/ images, else 0.5"
+    threshold: Inside | tuple[float, ...] | Literal["auto", "public", "released"] = setting(
+        "auto", "of the positive class, or of each finding; auto: of public val/ images, else 0.5"
     )
     threshold_noise_multiplier: AboveZero = setting(8.0, "of threshold = released: counts of scores")

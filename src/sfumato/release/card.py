@@ -149,7 +149,7 @@ def _findings(scores: FindingScores, covered: str) -> str:
     rows = [f"| {markdown(name)} | {' | '.join(values)} |" for name, *values in shown]
     head = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
     return (
-        f"{mean}At a probability of one half {100 * scores.accuracy:.2f} % of all findings in "
+        f"{mean}At the thresholds below {100 * scores.accuracy:.2f} % of all findings in "
         f"{scores.num_examples:,} test images are called rightly, and all of an image in "
         f"{100 * scores.exact_match:.2f} % of them. {covered}\n\n" + "\n".join([head, *rows])
     )

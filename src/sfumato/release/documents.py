@@ -35,6 +35,7 @@ class DecisionDocument(TypedDict):
     temperature: Annotated[float, Meta(ge=1e-3, le=1e3)]
     threshold: Annotated[float, Meta(gt=0, lt=1)]
     positive: Count
+    thresholds: NotRequired[list[Annotated[float, Meta(gt=0, lt=1)]]]  # of several findings
 
 
 class RenderingDocument(TypedDict):
@@ -224,6 +225,8 @@ class FindingDocument(TypedDict):
     sensitivity: Share | None
     specificity: Share | None
     num_positive: Count
+    balanced_accuracy: NotRequired[Share | None]  # earlier versions did not write these
+    threshold: NotRequired[Share]
 
 
 _Level = Annotated[float, Meta(ge=-1, le=1)]

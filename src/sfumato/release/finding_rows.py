@@ -6,17 +6,18 @@ from collections.abc import Mapping
 
 from sfumato.release.documents import FindingDocument
 
-COLUMNS = ("finding", "images with it", "AUC (95 %)", "sensitivity", "specificity")
+COLUMNS = ("finding", "images with it", "AUC (95 %)", "called from", "sensitivity", "specificity")
 
 
 def finding_rows(findings: Mapping[str, FindingDocument]) -> list[tuple[str, ...]]:
-    """For each finding what ``COLUMNS`` says; the last two at a probability of one half."""
+    """For each finding what ``COLUMNS`` says; the last two at the probability from which it is called."""
     rows: list[tuple[str, ...]] = []
     for name, found in findings.items():
         ends = found["auc_interval"]
         auc = "-" if found["auc"] is None else f"{found['auc']:.4f}"
         auc += "" if ends is None else f" ({ends[0]:.4f} to {ends[1]:.4f})"
-        shares = _percent(found["sensitivity"]), _percent(found["specificity"])
+        cut = found.get("threshold", 0.5)  # what earlier versions took for granted
+        shares = f"{cut:.3g}", _percent(found["sensitivity"]), _percent(found["specificity"])
         rows.append((name, f"{found['num_positive']:,}", auc, *shares))
     return rows
 

@@ -28,7 +28,6 @@ from sfumato.models import create_model, find_variant, weight_shapes
 from sfumato.release.documents import Config, Privacy
 from sfumato.training.decision import Decision
 from sfumato.training.evaluation import predict_logits
-from sfumato.training.finding_scores import THRESHOLD
 
 FORMAT = 1
 _FIGURES = (
@@ -124,7 +123,8 @@ class ReleasedModel:
     def _best(self, images: Tensor) -> list[Prediction]:
         logits = self.logits(images)
         if self.task == "multi-label":
-            return [self._found(row) for row in logits.sigmoid().tolist()]
+            pairs = zip(logits.sigmoid().tolist(), self.decision.found(logits).tolist(), strict=True)
+            return [self._found(row, called) for row, called in pairs]
         rows, chosen = logits.softmax(1), self.decision.choose(logits)
         return [
             Prediction(
@@ -133,9 +133,9 @@ class ReleasedModel:
             for row, index in zip(rows.tolist(), chosen.tolist(), strict=True)
         ]
 
-    def _found(self, row: list[float]) -> Prediction:
-        """All findings from the threshold on; the label joins them as a manifest does."""
-        findings = tuple(name for name, chance in zip(self.classes, row, strict=True) if chance >= THRESHOLD)
+    def _found(self, row: list[float], called: list[bool]) -> Prediction:
+        """All findings from their thresholds on; the label joins them as a manifest does."""
+        findings = tuple(name for name, is_called in zip(self.classes, called, strict=True) if is_called)
         index = max(range(len(row)), key=row.__getitem__)
         return Prediction(
             label="|".join(findings),

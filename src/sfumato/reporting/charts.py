@@ -54,13 +54,13 @@ def line_chart(
     )
     for number, line in enumerate(series):
         path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line.points)
-        parts.append(tag("polyline", class_=f"line s{number % 6}", points=path))
+        parts.append(tag("polyline", class_=f"line {_series(number)}", points=path))
         if markers:
             parts += [
                 tag(
                     "circle",
                     tag("title", f"{line.name}: {_number(y, percent)} at {x:g}"),
-                    class_=f"dot s{number % 6}",
+                    class_=f"dot {_series(number)}",
                     cx=f"{across(x):.1f}",
                     cy=f"{up(y):.1f}",
                     r=3.5,
@@ -220,7 +220,9 @@ def legend(names: Sequence[str]) -> Markup:
     """Which line is which, if there are several."""
     if len(names) < 2:
         return Markup("")
-    items = [tag("li", tag("span", class_=f"key s{number % 6}"), name) for number, name in enumerate(names)]
+    items = [
+        tag("li", tag("span", class_=f"key {_series(number)}"), name) for number, name in enumerate(names)
+    ]
     return tag("ul", *items, class_="legend")
 
 
@@ -259,3 +261,8 @@ def _label_width(names: Sequence[str]) -> float:
 
 def _short(name: str, longest: int = _LONGEST) -> str:
     return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def _series(number: int) -> str:
+    """The classes of a series: six colours, then the same ones dotted, so that twelve can be told apart."""
+    return f"s{number % 6}" + (" again" if number % 12 >= 6 else "")

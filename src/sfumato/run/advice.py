@@ -72,8 +72,9 @@ WAYS = (
         recipe="fast/lite0",
         uses="public ImageNet weights, frozen",
         fixed_minutes=0.2,
-        seconds_per_image=0.011,
+        seconds_per_image=0.008,
         networks=frozenset([0]),
+        settings={"model.options.input_size": 128},  # as our figures were measured
     ),
     Way(
         recipe="finetune/efficientnet-lite0",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +21,26 @@ from sfumato.training.decision import (
     logit_shift,
     positive_class,
     shares_of_classes,
+    shares_of_findings,
+    thresholds_of_findings,
+    weighted_shares,
     weights_of_classes,
 )
 from sfumato.training.private_counts import (
     NUM_BINS,
     check_counted,
     exact_counts,
+    finding_shares,
+    finding_thresholds,
     noisy_counts,
     prior_of_counts,
     score_cells,
     threshold_of_histogram,
 )
-from sfumato.training.thresholds import fitted_temperature, public_threshold
+from sfumato.training.thresholds import best_threshold, fitted_temperature, public_threshold
 
 if TYPE_CHECKING:
-    from sfumato.data import DataSplits
+    from sfumato.data import DataSplits, ImageSet
     from sfumato.recipes.recipe import Recipe
     from sfumato.run.prepare import Prepared
 
@@ -45,8 +50,8 @@ LogitsOf = Callable[[Tensor], Tensor]  # of the released model, for images
 def check_decision(recipe: Recipe, splits: DataSplits) -> None:
     """Refuse a decision that cannot be made, or only by looking at private images without paying."""
     classes, data, settings = splits.train.classes, recipe.data, recipe.decision
-    prior = declared_prior(recipe, classes)
-    first_decision(recipe, classes, prior=prior, class_weights=None)
+    prior = declared_prior(recipe, splits.train)
+    first_decision(recipe, splits.train, prior=prior, class_weights=None)
     if data.prevalence is not None and data.class_counts == "released":
         raise ConfigError(
             "prevalence-twice",
@@ -63,8 +68,10 @@ def check_decision(recipe: Recipe, splits: DataSplits) -> None:
             why="Counting private images without noise would be a release that nobody accounts.",
             fix="Declare data.prevalence if it is public, or set data.class_counts=released.",
         )
+    many = splits.train.multi_label
     weights_of_classes(weights, prior, num_classes=len(classes))
-    if settings.threshold != "auto" and len(classes) != 2:
+    one_of_two = len(classes) == 2 and not isinstance(settings.threshold, tuple)
+    if settings.threshold != "auto" and not many and not one_of_two:
         raise ConfigError(
             "threshold-of-many",
             f"decision.threshold = {settings.threshold} with {len(classes)} classes.",
@@ -80,8 +87,11 @@ def check_decision(recipe: Recipe, splits: DataSplits) -> None:
         )
 
 
-def declared_prior(recipe: Recipe, classes: Sequence[str]) -> Shares | None:
-    """What is publicly known of the classes' frequencies."""
+def declared_prior(recipe: Recipe, train: ImageSet) -> Shares | None:
+    """What is publicly known of the frequencies of classes or findings; nothing of an image is looked at."""
+    classes = train.classes
+    if train.multi_label:
+        return shares_of_findings(recipe.data.prevalence, num_findings=len(classes))
     return shares_of_classes(
         recipe.data.prevalence,
         setting="data.prevalence",
@@ -91,10 +101,18 @@ def declared_prior(recipe: Recipe, classes: Sequence[str]) -> Shares | None:
 
 
 def first_decision(
-    recipe: Recipe, classes: Sequence[str], *, prior: Shares | None, class_weights: Shares | None
+    recipe: Recipe, train: ImageSet, *, prior: Shares | None, class_weights: Shares | None
 ) -> Decision:
-    """What is known before the model is trained; a threshold that is chosen later is 0.5 until then."""
-    settings = recipe.decision
+    """What is known before the model is trained; a threshold that is chosen later is 0.5 until then.
+
+    A finding is called from its frequency on, if that is known: by Bayes' rule that is where balanced
+    accuracy is best, and its probability stays what it says.
+    """
+    settings, classes = recipe.decision, train.classes
+    if train.multi_label:
+        cuts = thresholds_of_findings(settings.threshold, num_findings=len(classes))
+        seen = None if prior is None else weighted_shares(prior, recipe.training.positive_weights)
+        return Decision(thresholds=seen if cuts is None else cuts, positive=0)
     positive = positive_class(settings.positive, classes)
     at_use = shares_of_classes(
         settings.prevalence_at_use,
@@ -104,7 +122,7 @@ def first_decision(
     )
     return Decision(
         shift=logit_shift(prior, class_weights, at_use),
-        threshold=0.5 if isinstance(settings.threshold, str) else settings.threshold,
+        threshold=settings.threshold if isinstance(settings.threshold, float) else 0.5,
         positive=min(positive, len(classes) - 1),
     )
 
@@ -136,23 +154,23 @@ class Released:
     def prior(self, prepared: Prepared) -> Shares | None:
         """The classes' frequencies: declared, or as released; without privacy as they are."""
         recipe, units = prepared.recipe, prepared.units
+        shares = finding_shares if units.data.multi_label else prior_of_counts
         if self.class_counts is not None:
-            return prior_of_counts(self.class_counts, recipe.decision.class_counts_noise_multiplier)
+            return shares(self.class_counts, recipe.decision.class_counts_noise_multiplier)
         if recipe.data.class_counts == "released" and prepared.plan is None:
-            counts = exact_counts(units.data.labels, len(units.data.classes), units)
-            return prior_of_counts(counts.tolist(), 0.0)
+            return shares(exact_counts(*_label_cells(units.data), units).tolist(), 0.0)
         return prepared.prior
 
     def release_class_counts(self, prepared: Prepared, spend: Callable[[int], None]) -> None:
-        """Count the units of each class, once per run: spent before it is used."""
+        """Count the units of each class or finding, once per run: spent before it is used."""
         plan, units = prepared.plan, prepared.units
         release = release_of(prepared.recipe, CLASS_COUNTS)
         if plan is None or release is None:
             return
         check_counted(plan, private_releases(prepared.recipe))
         spend(1)
-        labels, num_classes = units.data.labels, len(units.data.classes)
-        self.class_counts = noisy_counts(labels, num_classes, units, release, source=prepared.source).tolist()
+        cells, num_cells = _label_cells(units.data)
+        self.class_counts = noisy_counts(cells, num_cells, units, release, source=prepared.source).tolist()
 
     def release_score_histogram(
         self, prepared: Prepared, logits_of: LogitsOf, spend: Callable[[int], None]
@@ -172,17 +190,19 @@ class Released:
         """The decision of the released model: with its threshold, and its temperature if images tell it."""
         decision, settings = prepared.decision, prepared.recipe.decision
         noise = settings.threshold_noise_multiplier
-        if self.score_histogram is not None:
-            return replace(decision, threshold=threshold_of_histogram(self.score_histogram, noise))
-        if settings.threshold == "released":  # without privacy: of the images as they are
-            cells = _cells(prepared, logits_of)
-            counts = exact_counts(cells, 2 * NUM_BINS, prepared.units).tolist()
-            return replace(decision, threshold=threshold_of_histogram(counts, 0.0))
+        many, counts = prepared.splits.train.multi_label, self.score_histogram
+        if counts is None and settings.threshold == "released":  # without privacy: of the images as they are
+            noise = 0.0
+            counts = exact_counts(_cells(prepared, logits_of), 2 * NUM_BINS, prepared.units).tolist()
+        if counts is not None and many:
+            return replace(decision, thresholds=finding_thresholds(counts, noise))
+        if counts is not None:
+            return replace(decision, threshold=threshold_of_histogram(counts, noise))
         val = prepared.splits.val
-        if prepared.splits.train.multi_label:  # each finding is decided by itself, at one half
-            return decision
         if val is None or not prepared.recipe.data.val_is_public:
             return decision
+        if many:
+            return _publicly_chosen(decision, logits_of(val.images), val, settings.threshold)
         corrected = decision.correct(logits_of(val.images))
         decision = replace(decision, temperature=fitted_temperature(corrected, val.labels))
         if len(val.classes) != 2 or not isinstance(settings.threshold, str):
@@ -194,9 +214,27 @@ class Released:
         return decision if chosen is None else replace(decision, threshold=chosen)
 
 
+def _publicly_chosen(decision: Decision, logits: Tensor, val: ImageSet, wanted: object) -> Decision:
+    """The findings' thresholds on public images; where too few have a finding, it keeps the one it had."""
+    if not isinstance(wanted, str):
+        return decision
+    cuts = list(decision.thresholds or (0.5,) * len(val.classes))
+    for number in range(len(cuts)):
+        chosen = best_threshold(logits[:, number], val.labels[:, number] > 0, asked=wanted == "public")
+        cuts[number] = cuts[number] if chosen is None else chosen
+    return replace(decision, thresholds=tuple(cuts))
+
+
+def _label_cells(data: ImageSet) -> tuple[Tensor, int]:
+    """The cell in which each image is counted, and their number: of each finding with it and without."""
+    return (data.labels.long(), 2) if data.multi_label else (data.labels, len(data.classes))
+
+
 def _cells(prepared: Prepared, logits_of: LogitsOf) -> Tensor:
-    """The cell of each training image in the histogram of corrected log-odds."""
+    """The cell of each training image in the histogram of corrected log-odds; of each finding its own."""
     data, decision = prepared.units.data, prepared.decision
     corrected = decision.correct(logits_of(data.images))
+    if data.multi_label:
+        return score_cells(corrected, data.labels > 0)
     log_odds = corrected[:, decision.positive] - corrected[:, 1 - decision.positive]
     return score_cells(log_odds, data.labels == decision.positive)

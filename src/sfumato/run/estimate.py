@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.gradients.memory import bytes_per_row
+from sfumato.gradients.modes import evaluation_mode
+from sfumato.models.fixed_features import FixedFeatures
 from sfumato.randomness import SeededSource, UnitRandomness
 from sfumato.run.prepare import Prepared
 from sfumato.run.task import probe_targets
@@ -20,6 +22,7 @@ from sfumato.training.inputs import Microbatch
 from sfumato.training.last_layer import LastLayerViews
 
 _ROWS_TIMED = 8192  # of a head in closed form
+_IMAGES_TIMED = 16  # of an extractor of features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,8 @@ class Estimate:
     """Seconds and bytes, to within about a third."""
 
     seconds_per_step: float
-    seconds: float
+    seconds: float  # features and steps
+    feature_seconds: float  # of them for the features of all images; 0 without fixed features
     memory_bytes: int
     rows_per_step: int
     microbatch_size: int
@@ -49,18 +53,39 @@ def estimate(prepared: Prepared) -> Estimate:
         microbatch_size = min(rows, piece_rows(head.in_features))
         memory += features.numel() * features.element_size()
     else:
-        microbatch_size = rows = min(prepared.max_rows, rows_per_step)
+        views = prepared.views
+        at_once = views.rows_at_once if isinstance(views, FeatureViews) else 1
+        microbatch_size = rows = min(max(prepared.max_rows, at_once), rows_per_step)
         inputs = _random_inputs(prepared, rows)
         seconds = _microbatch_seconds(prepared, inputs)
         memory += rows * bytes_per_row(prepared.model, inputs[:1])
     seconds_per_step = seconds * rows_per_step / rows
+    feature_seconds = _feature_seconds(prepared)
     return Estimate(
         seconds_per_step=seconds_per_step,
-        seconds=seconds_per_step * prepared.num_steps,
+        seconds=feature_seconds + seconds_per_step * prepared.num_steps,
+        feature_seconds=feature_seconds,
         memory_bytes=memory,
         rows_per_step=rows_per_step,
         microbatch_size=microbatch_size,
     )
+
+
+@torch.inference_mode()
+def _feature_seconds(prepared: Prepared) -> float:
+    """Of all images, from a few random ones; features that are in the cache take nothing, unlike here."""
+    if not isinstance(prepared.views, FeatureViews | LastLayerViews):
+        return 0.0
+    model, images = prepared.model, prepared.splits.train.images
+    scored = 0 if prepared.final is None else len(prepared.final.images)
+    few = torch.rand(_IMAGES_TIMED, *images.shape[1:], device=prepared.device)
+    extract = model.extractor if isinstance(model, FixedFeatures) else model
+    with evaluation_mode(model):
+        for _ in range(2):
+            start = time.perf_counter()
+            extract(few)
+    each = (time.perf_counter() - start) / len(few)
+    return each * (len(images) + scored)
 
 
 def _head_and_features(prepared: Prepared) -> tuple[nn.Linear, Tensor]:

@@ -26,6 +26,7 @@ from sfumato.run.planning import delta_of
 from sfumato.training.fixed_rows import ROWS_AT_ONCE, FeatureViews
 
 if TYPE_CHECKING:
+    from sfumato.recipes.feature_settings import FeatureSettings
     from sfumato.recipes.recipe import Recipe
 
 # The budget at which reference_steps and reference_rate were chosen: ε = 1, δ = 1e-5 on 50,000 images.
@@ -150,16 +151,9 @@ def fit_extractor(
     if not isinstance(extractor, FittedExtractor):
         return
     seed, num_images = recipe.features.seed, recipe.features.num_images
-    no_images = torch.zeros(0, 1, 1, 1, dtype=torch.uint8)
-    key = checksum(extractor, no_images)  # of the unfitted module: its shapes and settings
-    entry = (folder or cache_home("features")) / f"extractor-{key}-{num_images}-{seed}.safetensors"
-    try:
-        fitted = load_file(entry) if entry.is_file() else {}
-        if fitted.keys() == extractor.state_dict().keys():
-            extractor.load_state_dict(fitted)
-            return
-    except (OSError, SafetensorError, RuntimeError):
-        pass  # absent or damaged: it is fitted again
+    entry = _entry(extractor, recipe.features, folder)
+    if _loaded(extractor, entry):
+        return
     if on_note is not None:
         on_note(f"Fitting features on {num_images:,} generated images; kept for later runs.")
     extractor.fit(num_images=num_images, seed=seed, on_progress=on_progress)
@@ -172,12 +166,60 @@ def fit_extractor(
         raise not_writable(entry.parent, error) from error
 
 
+def load_extractor(model: nn.Module, recipe: Recipe) -> bool:
+    """Take the fitted features from the cache; False if they are not there and would have to be fitted.
+
+    Then they get numbers of their shape and of no meaning, enough to see what they cost.
+    """
+    if recipe.features is None or not isinstance(model, FixedFeatures):
+        return True
+    extractor = model.extractor
+    if not isinstance(extractor, FittedExtractor):
+        return True
+    if _loaded(extractor, _entry(extractor, recipe.features, None)):
+        return True
+    for value in extractor.state_dict().values():
+        if value.is_floating_point():
+            value.copy_(0.01 * torch.randn(value.shape))
+    return False
+
+
+def _entry(extractor: nn.Module, settings: FeatureSettings, folder: Path | None) -> Path:
+    """Where it is kept, by the shapes and settings of the unfitted module."""
+    key = checksum(extractor, torch.zeros(0, 1, 1, 1, dtype=torch.uint8))
+    name = f"extractor-{key}-{settings.num_images}-{settings.seed}.safetensors"
+    return (folder or cache_home("features")) / name
+
+
+def _loaded(extractor: nn.Module, entry: Path) -> bool:
+    """Whether the entry was there, whole, and is now in the extractor."""
+    try:
+        fitted = load_file(entry) if entry.is_file() else {}
+        if fitted.keys() != extractor.state_dict().keys():
+            return False
+        extractor.load_state_dict(fitted)
+        return True
+    except (OSError, SafetensorError, RuntimeError):
+        return False  # absent or damaged: it is fitted again
+
+
 def feature_views(
-    model: nn.Module, recipe: Recipe, train: ImageSet, *, on_progress: OnProgress | None = None
+    model: nn.Module,
+    recipe: Recipe,
+    train: ImageSet,
+    *,
+    on_progress: OnProgress | None = None,
+    compute: bool = True,
 ) -> FeatureViews | None:
-    """The training images' features, from the cache if they are there; None without a [features] section."""
+    """The training images' features, from the cache if they are there; None without a [features] section.
+
+    Without ``compute`` they have their shape alone.
+    """
     if recipe.features is None or not isinstance(model, FixedFeatures):
         return None
-    features = features_of(model.extractor, train.images, on_progress=on_progress)
+    if compute:
+        features = features_of(model.extractor, train.images, on_progress=on_progress)
+    else:
+        features = torch.empty(len(train), model.extractor.num_features, device="meta")
     linear = isinstance(model, FeatureClassifier)
     return FeatureViews(features=features, rows_at_once=ROWS_AT_ONCE if linear else 1)

@@ -32,7 +32,7 @@ from sfumato.run.backbones import with_backbone
 from sfumato.run.canaries import check_room
 from sfumato.run.decision import declared_prior, first_decision
 from sfumato.run.devices import choose_device, fitting_rows
-from sfumato.run.features import feature_views, fit_extractor
+from sfumato.run.features import feature_views, fit_extractor, load_extractor
 from sfumato.run.networks import initial_model
 from sfumato.run.progress import ProgressObserver, features_counter, reading_counter
 from sfumato.run.provenance import Provenance
@@ -119,7 +119,7 @@ class Prepared:
     def decision(self) -> Decision:
         """From outputs to a class, as far as it is known before the last step."""
         return first_decision(
-            self.recipe, self.resolved.classes, prior=self.prior, class_weights=self.class_weights
+            self.recipe, self.splits.train, prior=self.prior, class_weights=self.class_weights
         )
 
     @property
@@ -171,13 +171,15 @@ def prepare(
     pretrained: Path | None = None,
     components: Components = AS_THE_RECIPE_SAYS,
     observer: ProgressObserver | None = None,
+    rows: bool = True,
 ) -> Prepared:
     """Load, build, plan and check; raises before any budget is spent.
 
     ``data``, ``model`` and ``components`` (loss, clipping, sampling, optimizer) replace what the recipe
     names. ``force`` accepts a delta above 1 / (number of units), which the statement then says.
     ``pretrained`` is the finished first stage of a recipe with [pretraining]. ``observer`` is told how far
-    the computation of features is.
+    the computation of features is. Without ``rows`` no fixed feature is fitted or computed: they have their
+    shape only, enough for an estimate and for nothing else.
     """
     recipe = recipe if model is not None else with_backbone(recipe)
     splits = data if data is not None else load_splits(recipe.data, on_progress=reading_counter(observer))
@@ -190,7 +192,14 @@ def prepare(
     )
     device = choose_device(recipe.performance.device)
     network = build_network(
-        recipe, train, source, checkpoint=checkpoint, device=device, model=model, observer=observer
+        recipe,
+        train,
+        source,
+        checkpoint=checkpoint,
+        device=device,
+        model=model,
+        observer=observer,
+        fit=rows,
     )
     optimizer = components.optimizer_of(recipe, network, plan)
     check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
@@ -206,16 +215,17 @@ def prepare(
         units=group_units(recipe, train),
         model=network,
         optimizer=optimizer,
-        views=feature_views(network, recipe, train, on_progress=counter) or image_views(resolved),
+        views=feature_views(network, recipe, train, on_progress=counter, compute=rows)
+        or image_views(resolved),
         source=source,
         device=device,
         max_rows=max_rows,
         components=components,
-        prior=declared_prior(recipe, resolved.classes),
+        prior=declared_prior(recipe, train),
         findings=findings,
     )
-    weights_are_final = recipe.pretraining is None or checkpoint is not None
-    return with_last_layer_rows(prepared, observer) if weights_are_final else prepared
+    weights_are_final = recipe.pretraining is None or checkpoint is not None or not rows
+    return with_last_layer_rows(prepared, observer, compute=rows) if weights_are_final else prepared
 
 
 def with_pretrained_weights(prepared: Prepared, release: Path, observer: ProgressObserver | None) -> Prepared:
@@ -239,13 +249,15 @@ def image_views(resolved: Resolved) -> Views:
     )
 
 
-def with_last_layer_rows(prepared: Prepared, observer: ProgressObserver | None) -> Prepared:
-    """The run with the inputs of its last layer computed once, if that layer alone is trained privately."""
+def with_last_layer_rows(
+    prepared: Prepared, observer: ProgressObserver | None, *, compute: bool = True
+) -> Prepared:
+    """The run with the inputs of its last layer, computed once or as a shape, if it alone is trained."""
     if prepared.recipe.model.trained != "last" or prepared.plan is None:
         return prepared
     counter = features_counter(observer, "training")
     train = prepared.splits.train
-    views = last_layer_views(prepared.model, train, prepared.views, on_progress=counter)
+    views = last_layer_views(prepared.model, train, prepared.views, on_progress=counter, compute=compute)
     return replace(prepared, views=views)
 
 
@@ -258,6 +270,7 @@ def build_network(
     device: torch.device,
     model: nn.Module | None = None,
     observer: ProgressObserver | None = None,
+    fit: bool = True,
 ) -> nn.Module:
     """The network before the first step: options, first weights, trained parts, fixed features."""
     network = model if model is not None else initial_model(recipe.model, train, source)
@@ -265,7 +278,9 @@ def build_network(
         start_from(network, checkpoint, train, observer)
     choose_trained(network, recipe.model.trained)
     network = network.to(device)
-    if observer is None:
+    if not fit:
+        load_extractor(network, recipe)
+    elif observer is None:
         fit_extractor(network, recipe)
     else:
         counter = partial(observer.computed, "generated images")

@@ -15,6 +15,11 @@ _SENTENCES = {
     CLASS_COUNTS: "the number of {unit}s of each class",
     SCORE_HISTOGRAM: "a histogram of the trained model's scores of the {unit}s of either class",
 }
+_OF_FINDINGS = {
+    CLASS_COUNTS: "the number of {unit}s with and without each finding",
+    SCORE_HISTOGRAM: "a histogram, for each finding, of the trained model's scores of the {unit}s with and "
+    "without it",
+}
 
 
 def private_releases(recipe: Recipe) -> tuple[PrivateRelease, ...]:
@@ -42,8 +47,10 @@ def release_of(recipe: Recipe, what: str) -> PrivateRelease | None:
 def release_sentences(recipe: Recipe) -> list[str]:
     """The releases in words, for the statement."""
     unit = recipe.privacy.unit
+    many = recipe.training.loss == "binary-cross-entropy"
+    sentences = _SENTENCES | (_OF_FINDINGS if many else {})
     return [
-        f"Besides the steps, {_SENTENCES[release.what].format(unit=unit)} was released once, with Gaussian "
+        f"Besides the steps, {sentences[release.what].format(unit=unit)} was released once, with Gaussian "
         f"noise of standard deviation {release.noise_multiplier:g} times what one {unit} can change, and is "
         "counted in ε."
         for release in private_releases(recipe)

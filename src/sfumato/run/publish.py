@@ -123,7 +123,9 @@ def _scored(
     counter = features_counter(observer, scored.split)
     logits = logits_of(model, images.images, mean=views.mean, std=views.std, on_progress=counter)
     if images.multi_label:
-        return finding_scores(logits, images.labels, images.classes, groups=images.patients), None
+        people = images.patients
+        found_each = finding_scores(logits, images.labels, images.classes, decision=decision, groups=people)
+        return found_each, None
     found = score_logits(logits, images.labels, images.classes, decision=decision)
     return found, assess(Outputs.of(logits, images, decision))
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from sfumato.data import ImageSet
 from sfumato.errors import ConfigError
 from sfumato.recipes.choices import LossName
-from sfumato.recipes.recipe import DataSettings, DecisionSettings, Recipe
+from sfumato.recipes.recipe import DecisionSettings, Recipe
 from sfumato.training.gradient_sums import Loss
 from sfumato.training.losses import BinaryCrossEntropy
 
@@ -72,20 +72,20 @@ def _check_weights(recipe: Recipe, train: ImageSet, *, own_loss: Loss | None) ->
 
 def _check_decision(recipe: Recipe) -> None:
     """Refuse what only makes sense for classes, of which an image has one."""
+    usual = DecisionSettings()
     given = {
-        "data.prevalence": recipe.data.prevalence is not None,
-        "data.class_counts": recipe.data.class_counts != DataSettings().class_counts,
         "training.class_weights": recipe.training.class_weights is not None,
-        "decision": recipe.decision != DecisionSettings(),
+        "decision.positive": recipe.decision.positive != usual.positive,
+        "decision.prevalence_at_use": recipe.decision.prevalence_at_use != usual.prevalence_at_use,
     }
     for name, is_given in given.items():
         if is_given:
             raise ConfigError(
                 "classes-and-findings",
                 f"{name} is given, but each image has any number of findings.",
-                why="Class weights, prevalences and a threshold choose one class of several.",
-                fix="Leave it out. training.positive_weights weigh findings; a finding is called from a "
-                "probability of one half on.",
+                why="It helps to choose one class of several; findings are called one by one.",
+                fix="Leave it out. training.positive_weights weigh findings, decision.threshold says from "
+                "which probability on each is called.",
             )
 
 

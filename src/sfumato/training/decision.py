@@ -29,6 +29,7 @@ class Decision:
     temperature: float = 1.0  # the logits are divided by it
     threshold: float = 0.5  # of two classes: the positive one from this probability on
     positive: int = 1
+    thresholds: Shares | None = None  # of several findings: each is called from its own on; None: one half
 
     def correct(self, logits: Tensor) -> Tensor:
         """Logits (N, classes) whose softmax is the probability of each class."""
@@ -43,6 +44,12 @@ class Decision:
         called = corrected.double().softmax(1)[:, self.positive] >= self.threshold
         return torch.where(called, self.positive, 1 - self.positive)
 
+    def found(self, corrected: Tensor) -> Tensor:
+        """Which findings each row of corrected logits (N, findings) is called, as booleans."""
+        chances = corrected.double().sigmoid()
+        cuts = (0.5,) * chances.shape[1] if self.thresholds is None else self.thresholds
+        return chances >= torch.tensor(cuts, dtype=torch.float64, device=chances.device)
+
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {
@@ -50,6 +57,7 @@ class Decision:
             "temperature": self.temperature,
             "threshold": self.threshold,
             "positive": self.positive,
+            **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
         }
 
     @classmethod
@@ -60,11 +68,52 @@ class Decision:
         shift = values["shift"]
         if shift is not None and len(shift) != num_classes:
             raise ValueError(f"decision.shift has {len(shift)} values for {num_classes} classes")
+        cuts = values.get("thresholds")
+        if cuts is not None and len(cuts) != num_classes:
+            raise ValueError(f"decision.thresholds has {len(cuts)} values for {num_classes} findings")
         if not 0 <= values["positive"] < num_classes:
             raise ValueError(
                 f"decision.positive is {values['positive']}, and there are {num_classes} classes"
             )
-        return cls(**{**values, "shift": None if shift is None else tuple(shift)})
+        lists = {"shift": shift, "thresholds": cuts}
+        return cls(**{**values, **{name: None if v is None else tuple(v) for name, v in lists.items()}})
+
+
+def shares_of_findings(declared: float | Sequence[float] | None, *, num_findings: int) -> Shares | None:
+    """How frequent each finding is, declared for each; they need not sum to anything."""
+    if declared is None:
+        return None
+    shares = [declared] if isinstance(declared, int | float) else list(declared)
+    if len(shares) != num_findings or not all(0 < share < 1 for share in shares):
+        raise ConfigError(
+            "bad-prevalence",
+            f"data.prevalence = {declared} for {num_findings} findings.",
+            why="It has one share between 0 and 1 for each finding, in their order.",
+            fix="Give a list such as [0.1, 0.02], or leave it out.",
+        )
+    return tuple(float(share) for share in shares)
+
+
+def weighted_shares(shares: Shares, positive_weights: Sequence[float]) -> Shares:
+    """The frequencies that a training sees which counts units with a finding so many times."""
+    weights = list(positive_weights) or [1.0]
+    weights = weights * len(shares) if len(weights) == 1 else weights
+    return tuple(w * share / (w * share + 1 - share) for w, share in zip(weights, shares, strict=True))
+
+
+def thresholds_of_findings(wanted: float | Sequence[float] | str, *, num_findings: int) -> Shares | None:
+    """The thresholds as declared, one number for all findings or a list; None: they are chosen later."""
+    if isinstance(wanted, str):
+        return None
+    cuts = [wanted] * num_findings if isinstance(wanted, int | float) else list(wanted)
+    if len(cuts) != num_findings or not all(0 < cut < 1 for cut in cuts):
+        raise ConfigError(
+            "bad-thresholds",
+            f"decision.threshold = {wanted} for {num_findings} findings.",
+            why="It is one number for all findings, or one between 0 and 1 for each in their order.",
+            fix="Give such a list, or leave it out.",
+        )
+    return tuple(float(cut) for cut in cuts)
 
 
 def positive_class(name: str | None, classes: Sequence[str]) -> int:

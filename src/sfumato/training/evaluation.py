@@ -81,7 +81,14 @@ def evaluate(
     """
     logits = logits_of(model, data.images, mean=mean, std=std, batch_size=batch_size, on_progress=on_progress)
     if data.multi_label:
-        return finding_scores(logits, data.labels, data.classes, groups=data.patients, intervals=intervals)
+        return finding_scores(
+            logits,
+            data.labels,
+            data.classes,
+            decision=decision,
+            groups=data.patients,
+            intervals=intervals,
+        )
     return scores(logits, data.labels, data.classes, decision=decision)
 
 

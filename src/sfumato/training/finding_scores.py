@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from sfumato.training.decision import Decision
 from sfumato.training.losses import BinaryCrossEntropy
 from sfumato.training.metrics import Floats, area_under_roc, interval, operating_point
 
-THRESHOLD = 0.5  # of a finding's probability: from it on, the finding is called
+CALLED_FROM_HALF = Decision()  # each finding from a probability of one half on
 _RESAMPLES = 200  # of the bootstrap
 
 
@@ -24,6 +25,8 @@ class FindingScore:
     auc_interval: tuple[float, float] | None  # 95 %, by drawing people anew; None also if not asked for
     sensitivity: float | None  # at the threshold
     specificity: float | None
+    balanced_accuracy: float | None
+    threshold: float  # of the probability
     num_positive: int
 
 
@@ -51,15 +54,19 @@ def finding_scores(
     labels: Tensor,
     findings: tuple[str, ...],
     *,
+    decision: Decision = CALLED_FROM_HALF,
     groups: Tensor | None = None,
     intervals: bool = True,
 ) -> FindingScores:
     """Scores from logits and labels, both (N, findings); ``groups`` says whose image each is.
 
+    ``decision`` says from which probability on each finding is called.
+
     ``intervals`` takes some seconds for tens of thousands of images.
     """
     truth, scores = labels.numpy() > 0, logits.double().numpy()
-    called = logits.sigmoid().numpy() >= THRESHOLD
+    called = decision.found(logits).numpy()
+    cuts = (0.5,) * len(findings) if decision.thresholds is None else decision.thresholds
     right = called == truth
     owners = np.arange(len(labels)) if groups is None else groups.numpy()
 
@@ -74,7 +81,7 @@ def finding_scores(
         bounds = interval(areas, owners, num_resamples=_RESAMPLES)
         ends = [_pair(low, high) for low, high in zip(bounds.lower, bounds.upper, strict=True)]
     per_finding = {
-        name: _finding(truth[:, i], called[:, i], found[i], None if ends is None else ends[i])
+        name: _finding(truth[:, i], called[:, i], found[i], None if ends is None else ends[i], cuts[i])
         for i, name in enumerate(findings)
     }
     return FindingScores(
@@ -90,14 +97,17 @@ def finding_scores(
 
 
 def _finding(
-    truth: np.ndarray, called: np.ndarray, auc: float, ends: tuple[float, float] | None
+    truth: np.ndarray, called: np.ndarray, auc: float, ends: tuple[float, float] | None, threshold: float
 ) -> FindingScore:
     point = operating_point(truth, called)
+    shares = point["sensitivity"], point["specificity"]
     return FindingScore(
         auc=_defined(auc),
         auc_interval=ends if _defined(auc) is not None else None,
         sensitivity=_defined(point["sensitivity"]),
         specificity=_defined(point["specificity"]),
+        balanced_accuracy=_defined((shares[0] + shares[1]) / 2),
+        threshold=threshold,
         num_positive=int(truth.sum()),
     )
 

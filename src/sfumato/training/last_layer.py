@@ -67,10 +67,21 @@ class Trunk(nn.Module):
 
 
 def last_layer_views(
-    model: nn.Module, train: ImageSet, views: Inputs, *, on_progress: OnProgress | None = None
+    model: nn.Module,
+    train: ImageSet,
+    views: Inputs,
+    *,
+    on_progress: OnProgress | None = None,
+    compute: bool = True,
 ) -> Inputs:
-    """The views with rows for the last layer, which alone is trained; as given if steps see new views."""
+    """The views with rows for the last layer, which alone is trained; as given if steps see new views.
+
+    Without ``compute`` the rows have their shape alone, for an estimate.
+    """
     if not isinstance(model, Classifier) or not isinstance(views, Views) or views.count:
         return views
+    if not compute:
+        width = model.head.in_features if isinstance(model.head, nn.Linear) else 1
+        return LastLayerViews(images=views, features=torch.empty(len(train), width, device="meta"))
     trunk = Trunk(model, mean=views.mean, std=views.std)
     return LastLayerViews(images=views, features=features_of(trunk, train.images, on_progress=on_progress))

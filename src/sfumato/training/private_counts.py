@@ -6,6 +6,7 @@ of a vector that has a single 1: whatever its images are, its share has norm at 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from sfumato.privacy.plan import Plan
 from sfumato.randomness import RandomSource
 from sfumato.training.inputs import Units
 
-SCORE_RANGE = 4.0  # log-odds beyond it are counted at its ends
-NUM_BINS = 32
+SCORE_RANGE = 6.0  # log-odds beyond it are counted at its ends
+NUM_BINS = 48
 _WHOLE = 2**30  # a unit's whole share: in whole numbers, sums are exact
 
 
@@ -61,12 +62,21 @@ def noisy_counts(
 ) -> Tensor:
     """How many units lie in each cell, with noise; ``cells`` (images,) has the cell of each image.
 
-    Guarantee: one unit moves the sum by at most 1 in norm, however many images it has; the noise has
-    standard deviation ``release.noise_multiplier``. Account it as ``release.event``, once.
+    With ``cells`` (images, findings) each finding is counted in ``num_cells`` of its own, one finding after
+    the other.
+
+    Guarantee: however many images it has, one unit moves the sum by at most 1 in norm for each finding, by
+    the root of their number in all; the noise has so many times ``release.noise_multiplier`` as its standard
+    deviation. Account it as ``release.event``, once.
     """
     total = exact_counts(cells, num_cells, units)
+    sensitivity = 1.0 if cells.ndim == 1 else math.nextafter(math.sqrt(cells.shape[1]), math.inf)
     noisy = add_noise(
-        {"counts": total}, stddev=release.noise_multiplier, source=source, step=0, purpose=release.what
+        {"counts": total},
+        stddev=release.noise_multiplier * sensitivity,
+        source=source,
+        step=0,
+        purpose=release.what,
     )
     return noisy["counts"]
 
@@ -74,10 +84,12 @@ def noisy_counts(
 def exact_counts(cells: Tensor, num_cells: int, units: Units) -> Tensor:
     """The same without noise: sensitive. A unit with images in several cells counts in each by its share.
 
-    Guarantee: one unit moves the sum by at most 1 in norm, exactly. Thirds added up in floating point would
-    round the sums differently once a unit is there; shares are therefore whole numbers, rounded down, and
-    float64 holds the result exactly for up to 2²³ units in a cell.
+    Guarantee: one unit moves the sum by at most 1 in norm, exactly, for each column of ``cells``. Thirds
+    added up in floating point would round the sums differently once a unit is there; shares are therefore
+    whole numbers, rounded down, and float64 holds the result exactly for up to 2²³ units in a cell.
     """
+    if cells.ndim == 2:
+        return torch.cat([exact_counts(column, num_cells, units) for column in cells.T])
     sizes = units.offsets.diff()
     share = torch.empty(len(units.rows), dtype=torch.int64)
     share[units.rows] = (_WHOLE // sizes).repeat_interleave(sizes)
@@ -90,8 +102,23 @@ def prior_of_counts(counts: Sequence[float], noise: float) -> tuple[float, ...]:
     return tuple((held / held.sum()).tolist())
 
 
+def finding_shares(counts: Sequence[float], noise: float) -> tuple[float, ...]:
+    """How frequent each finding is, from noisy counts of units (without, with) for each."""
+    table = np.asarray(counts, dtype=np.float64).reshape(-1, 2)
+    return tuple(prior_of_counts(row.tolist(), noise * math.sqrt(len(table)))[1] for row in table)
+
+
+def finding_thresholds(counts: Sequence[float], noise: float) -> tuple[float, ...]:
+    """``threshold_of_histogram`` for each finding."""
+    table = np.asarray(counts, dtype=np.float64).reshape(-1, 2 * NUM_BINS)
+    return tuple(threshold_of_histogram(row.tolist(), noise * math.sqrt(len(table))) for row in table)
+
+
 def score_cells(log_odds: Tensor, positive: Tensor) -> Tensor:
-    """The cell of each image in a histogram of log-odds: NUM_BINS for negative ones, then for positive."""
+    """The cell of each image in a histogram of log-odds: NUM_BINS for negative ones, then for positive.
+
+    Both are of one shape: (images,), or (images, findings).
+    """
     place = ((log_odds.double() + SCORE_RANGE) * (NUM_BINS / (2 * SCORE_RANGE))).nan_to_num(0.0)
     inside = place.clamp(
         0, NUM_BINS - 1

@@ -21,10 +21,18 @@ def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
 def public_threshold(logits: Tensor, labels: Tensor, *, positive: int, asked: bool) -> float | None:
     """The probability of the positive class above which balanced accuracy is best; None with too few images.
 
-    It lies half way to the next score, so that an image of exactly that score decides nothing. Few images
-    are refused if the threshold was ``asked`` for.
+    Few images are refused if the threshold was ``asked`` for.
     """
-    is_positive = (labels == positive).numpy()
+    log_odds = logits[:, positive] - logits[:, 1 - positive]
+    return best_threshold(log_odds, labels == positive, asked=asked)
+
+
+def best_threshold(log_odds: Tensor, positive: Tensor, *, asked: bool) -> float | None:
+    """The same of one finding, or of one class against the other.
+
+    It lies half way to the next score, so that an image of exactly that score decides nothing.
+    """
+    is_positive = positive.numpy()
     fewest = int(min(is_positive.sum(), (~is_positive).sum()))
     if fewest < FEWEST:
         if not asked:
@@ -35,8 +43,7 @@ def public_threshold(logits: Tensor, labels: Tensor, *, positive: int, asked: bo
             why=f"A threshold chosen on fewer than {FEWEST} of either class follows single images.",
             fix="Add public images to val/, or leave decision.threshold at auto.",
         )
-    log_odds = (logits[:, positive] - logits[:, 1 - positive]).double().numpy()
-    counts = curve(is_positive, log_odds)
+    counts = curve(is_positive, log_odds.double().numpy())
     best = int(np.argmax(counts.sensitivity - counts.false_positive_rate))
     ends = np.append(counts.thresholds, counts.thresholds[-1] - 1)
     cut = ends[best] if best == 0 else (ends[best] + ends[best + 1]) / 2

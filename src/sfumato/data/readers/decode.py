@@ -24,6 +24,7 @@ from sfumato.data.readers.header import (
     check_frame,
     corrupt,
     missing_file,
+    refuse_volume,
     too_large,
     unsupported,
 )
@@ -152,6 +153,7 @@ def _opened(path: Path | Upload) -> Iterator[Image.Image]:
     try:
         if isinstance(path, Path):
             check_plain(path)
+        refuse_volume(path)
         with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError(f"({image.width * image.height} pixels)")

@@ -80,6 +80,17 @@ def unsupported(path: Path | Upload, what: str) -> DataError:
     )
 
 
+def refuse_volume(path: str | Path | Upload) -> None:
+    """Refuse a NIfTI volume with what to do instead; other files pass."""
+    if str(path).lower().endswith((".nii", ".nii.gz")):
+        raise DataError(
+            "nifti-volume",
+            f"{path}: is a NIfTI volume, and images here have two dimensions.",
+            why="Which slices stand for it, in which direction and grey values, decides what is learnt.",
+            fix="Write its slices as 16-bit PNG and keep them one patient's; docs/data.md has the lines.",
+        )
+
+
 def missing_file(path: Path | Upload) -> DataError:
     return DataError(
         "missing-image", f"{path}: does not exist.", fix="Correct the path, or restore the file."

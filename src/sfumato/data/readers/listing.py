@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sfumato.data.readers.decode import EXTENSIONS, is_dicom, is_image, read_patients
+from sfumato.data.readers.header import refuse_volume
 from sfumato.data.readers.patients import find_patients
 from sfumato.errors import ConfigError, DataError
 
@@ -235,6 +236,7 @@ def image_files(folder: str | Path) -> Iterable[str]:
                 continue
             path = os.path.join(root, name)  # text: a Path for each of 100,000 names takes seconds
             if not is_image(path):
+                refuse_volume(path)
                 raise DataError(
                     "not-an-image",
                     f"{path}: lies among the images but is none.",
