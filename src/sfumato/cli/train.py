@@ -89,13 +89,13 @@ def command(
     """
     _check_flags(data, epsilon, out, no_privacy=no_privacy, resume=resume)
     flags: dict[str, Any] = {
-        "data.name": _absolute(data),
+        "data.name": absolute(data),
         "data.patient_from": patient_from,
         "data.findings": split_names(findings),
         "training.loss": loss,
         "data.window": window,
         "model.name": model_name,
-        "model.weights": _absolute(weights),
+        "model.weights": absolute(weights),
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
         "privacy.unit": unit,
@@ -338,7 +338,7 @@ def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json
     click.echo(f"Folder     {folder}   (not made; features of the images may have been kept in the cache)")
 
 
-def _absolute(data: str | None) -> str | None:
+def absolute(data: str | None) -> str | None:
     """A folder or file by its full path: a run can be resumed from anywhere. A known name as it is."""
     if data is None:
         return None
