@@ -17,9 +17,9 @@ RUNS = HERE / "reproductions"
 def documents(runs: Path = RUNS) -> list[dict[str, Any]]:
     """Of every table and scale that has a finished run, as ``sfumato reproduce NAME --json`` prints it.
 
-    ``verdict`` is what reproductions/verdicts.toml says of it, ``minutes`` the processor time that its runs took
-    together (those of unknown time count as the mean), ``stale`` how many stored runs are of other settings than
-    the recipe has now: they are left out.
+    ``verdict`` is what reproductions/verdicts.toml says of it, ``minutes`` the processor time that its runs
+    took together (unknown ones count as the mean), ``stale`` how many stored runs are of other settings
+    than the recipe has now: they are left out.
     """
     store = Store(runs)
     finished: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -54,7 +54,7 @@ def documents(runs: Path = RUNS) -> list[dict[str, Any]]:
 
 
 def unfinished(tables: list[dict[str, Any]], runs: Path = RUNS) -> dict[str, str]:
-    """Verdicts on tables without a finished run, by their names: what it would take, and why it was not done."""
+    """Verdicts on tables without a finished run, by their names: what it would take."""
     shown = {f"{table['name']}-{table['scale']}" for table in tables}
     return {name: text for name, text in _verdicts(runs / "verdicts.toml").items() if name not in shown}
 
@@ -65,7 +65,9 @@ def cost_words(table: dict[str, Any]) -> str:
     if table["minutes"] is not None:
         words += f", {table['minutes']:.0f} minutes of one core"
     if table["stale"]:
-        words += f"; {table['stale']} stored runs are of other settings than the recipe has now and are left out"
+        words += (
+            f"; {table['stale']} stored runs are of other settings than the recipe has now and are left out"
+        )
     return words + "."
 
 

@@ -361,7 +361,9 @@ def test_runs_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
 
 def test_runs_of_a_recipe_that_has_changed_are_replaced_if_asked(tmp_path: Path) -> None:
     small_reproduction(tmp_path, seeds=1).run()
-    changed = dataclasses.replace(small_reproduction(tmp_path, seeds=1, training__learning_rate=0.5), replace=True)
+    changed = dataclasses.replace(
+        small_reproduction(tmp_path, seeds=1, training__learning_rate=0.5), replace=True
+    )
     assert changed.result(changed.conditions[0], 0) is None
     changed.run()
     again = changed.result(changed.conditions[0], 0)
@@ -375,7 +377,9 @@ def test_equal_settings_under_another_name_are_one_training(tmp_path: Path) -> N
     first.run()
     renamed = dataclasses.replace(first.conditions[0], recipe_name="paper/three")
     other = dataclasses.replace(
-        renamed, recipe_name="paper/four", recipe=with_settings(renamed.recipe, {"training.learning_rate": 0.3})
+        renamed,
+        recipe_name="paper/four",
+        recipe=with_settings(renamed.recipe, {"training.learning_rate": 0.3}),
     )
     second = dataclasses.replace(first, conditions=[renamed, other])
     trained = []

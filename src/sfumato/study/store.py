@@ -84,19 +84,21 @@ class Store:
                 "other-settings",
                 f"{place} was run with other settings: {listed}",
                 why="Runs of one condition are averaged and compared; mixed settings would mean nothing.",
-                fix="Use the same settings, another --out, or --replace to run these again as the recipe is now.",
+                fix="Use the same settings, another --out, or --replace to run these again as it is now.",
             )
         return result
 
     def equal(self, condition: Condition, scale: Scale, seed: int) -> Result | None:
-        """A finished run with this seed and the same settings under another recipe's name: the same training."""
+        """A finished run with this seed and the same settings under another recipe's name."""
         for place in sorted(self.out.glob(f"{scale}/*/seed{seed}/{_RESULT}")):
             result = _read(place)
             before = from_table(Recipe, result["settings"], origin=str(place))
             same = set(differences(before, condition.recipe)) <= {"training.seed"}
             if same and set(condition.scores) <= set(result["scores"]):
-                source = result.get("taken_from", result["recipe"])
-                return Result(**{**result, "recipe": condition.recipe_name, "taken_from": source})  # type: ignore[typeddict-item]
+                taken = result.copy()
+                taken["recipe"] = condition.recipe_name
+                taken["taken_from"] = result.get("taken_from", result["recipe"])
+                return taken
         return None
 
     def keep(self, condition: Condition, scale: Scale, seed: int, result: Result) -> None:
