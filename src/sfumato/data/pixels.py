@@ -1,0 +1,97 @@
+"""Images that need not fit into memory: a tensor, memory-mapped or not, or chosen rows of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+MEMORY_LIMIT_BYTES = 256 * 2**20  # above this, images are memory-mapped and never copied whole
+_PART_BYTES = 32 * 2**20
+
+
+class Pixels(Protocol):
+    """uint8 images (N, C, H, W). ``images[rows]`` is a tensor of these rows, ``images[:]`` of all."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(N, C, H, W)."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """torch.uint8."""
+
+    @property
+    def ndim(self) -> int:
+        """4."""
+
+    def __len__(self) -> int:
+        """N."""
+
+    def __getitem__(self, rows: Any, /) -> Tensor:
+        """The rows of a slice, of int64 indices, of a boolean mask; or one image."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenRows:
+    """Some rows of a tensor that is too large to copy them; each is read when it is asked for."""
+
+    images: Tensor  # usually memory-mapped
+    rows: Tensor  # int64 (N,)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.rows), *self.images.shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.images.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.images.ndim
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: Any, /) -> Tensor:
+        return self.images[self.rows[rows]]
+
+
+def are_large(shape: tuple[int, ...]) -> bool:
+    """Whether images of this shape are too many to be copied in memory."""
+    return math.prod(shape) > MEMORY_LIMIT_BYTES
+
+
+def choose_rows(images: Pixels, rows: Tensor) -> Pixels:
+    """The images at ``rows`` (int64, or a boolean mask): a copy if they are few, else without one.
+
+    Rows that lie together are always a view.
+    """
+    if rows.dtype == torch.bool:
+        rows = rows.nonzero()[:, 0]
+    if isinstance(images, ChosenRows):
+        images, rows = images.images, images.rows[rows]
+    assert isinstance(images, Tensor)  # the only other kind
+    if not are_large((len(rows), *images.shape[1:])):
+        return images[rows]
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows) and bool((rows.diff() == 1).all()):
+        return images[first : last + 1]
+    return ChosenRows(images, rows)
+
+
+def rows_at_once(shape: tuple[int, ...], max_bytes: int = _PART_BYTES) -> int:
+    """How many images of ``shape[1:]`` fit into so many bytes, at least one."""
+    return max(1, max_bytes // max(1, math.prod(shape[1:])))
+
+
+def in_parts(images: Pixels) -> Iterator[Tensor]:
+    """All images in their order, 32 MiB in memory at a time."""
+    size = rows_at_once(images.shape)
+    for start in range(0, len(images), size):
+        yield images[start : start + size]
