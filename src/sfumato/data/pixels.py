@@ -40,7 +40,7 @@ class Pixels(Protocol):
 class ChosenRows:
     """Some rows of a tensor that is too large to copy them; each is read when it is asked for."""
 
-    images: Tensor  # usually memory-mapped
+    images: Pixels  # a tensor, usually memory-mapped
     rows: Tensor  # int64 (N,)
 
     @property
@@ -74,15 +74,15 @@ def choose_rows(images: Pixels, rows: Tensor) -> Pixels:
     """
     if rows.dtype == torch.bool:
         rows = rows.nonzero()[:, 0]
+    whole = images
     if isinstance(images, ChosenRows):
-        images, rows = images.images, images.rows[rows]
-    assert isinstance(images, Tensor)  # the only other kind
+        whole, rows = images.images, images.rows[rows]
     if not are_large((len(rows), *images.shape[1:])):
-        return images[rows]
+        return whole[rows]
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 == len(rows) and bool((rows.diff() == 1).all()):
-        return images[first : last + 1]
-    return ChosenRows(images, rows)
+        return whole[first : last + 1]
+    return ChosenRows(whole, rows)
 
 
 def rows_at_once(shape: tuple[int, ...], max_bytes: int = _PART_BYTES) -> int:

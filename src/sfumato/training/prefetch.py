@@ -15,8 +15,8 @@ AHEAD = 2  # items: one that is ready, and one that is being made
 def made_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
     """The same items in the same order, made by a thread of its own, at most ``AHEAD`` before they are used.
 
-    Guarantee: every item is given once, as it was made. What fails in the thread is raised here, at its place;
-    the thread has ended when this generator has, also if it is left early.
+    Guarantee: every item is given once, as it was made. What fails in the thread is raised here, at its
+    place; the thread has ended when this generator has, also if it is left early.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="sfumato-ahead") as one_thread:
         made: deque[Future[tuple[Item, ...]]] = deque()  # an empty tuple after the last item
