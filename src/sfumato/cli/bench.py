@@ -12,7 +12,7 @@ from sfumato.cli import echo_json
 
 @click.group()
 def command() -> None:
-    """Measure the gradient engine and the head against what the machine allows."""
+    """Measure the gradient engine, the head and the reading of images against what the machine allows."""
 
 
 @command.command()
@@ -88,6 +88,54 @@ def head(
     for name, value in result.items():
         shown = value if isinstance(value, str) else f"{value:.3f}"
         click.echo(f"  {name:26s} {shown:>16s}")
+
+
+@command.command()
+@click.argument("data")
+@click.option("--model", default="lenet", show_default=True, help="A model of the zoo.")
+@click.option("--image-size", type=click.IntRange(4, 1024), help="As for train.")
+@click.option("--views", default=1, show_default=True, type=click.IntRange(1), help="Rows of each image.")
+@click.option("--batch-size", default=256, show_default=True, type=click.IntRange(1))
+@click.option("--microbatch-size", default=64, show_default=True, type=click.IntRange(1))
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(1))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def data(
+    data: str,
+    model: str,
+    image_size: int | None,
+    views: int,
+    batch_size: int,
+    microbatch_size: int,
+    rounds: int,
+    as_json: bool,
+) -> None:
+    """Steps on DATA as it lies on the disk, beside the same steps on a copy of each batch in memory.
+
+    DATA is decoded first, as `train` would; only what exceeds 256 MiB decoded is kept on the disk.
+    """
+    from sfumato.bench.data import bench_data
+    from sfumato.cli.progress import make_progress
+
+    progress = make_progress(quiet=as_json)
+    try:
+        result = bench_data(
+            data,
+            model=model,
+            image_size=image_size,
+            views=views,
+            batch_size=batch_size,
+            microbatch_size=microbatch_size,
+            rounds=rounds,
+            on_progress=lambda done, total: progress.computed("reading images", done, total),
+        )
+    finally:
+        progress.close()
+    if as_json:
+        echo_json(result)
+        return
+    for name, value in result.items():
+        shown = f"{value:.3f}" if isinstance(value, float) else str(value)
+        click.echo(f"  {name:33s} {shown:>12s}")
 
 
 @command.command()
