@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from sfumato.cli import echo_json
+from sfumato.cli import bench_devices, echo_json
 
 
 @click.group()
@@ -148,3 +148,6 @@ def plot(results: Path, picture: Path) -> None:
     rows = [json.loads(line) for line in results.read_text().splitlines() if line.strip()]
     save_ratio_chart(rows, picture)
     click.echo(f"Wrote {picture}")
+
+
+command.add_command(bench_devices.command)
