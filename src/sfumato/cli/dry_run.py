@@ -58,8 +58,7 @@ def show_plan(
     price: float | None = None,
 ) -> None:
     """Prepare the run, check everything, and say what it takes; nothing is trained or spent."""
-    from sfumato.cli.progress import duration, echo_start, make_progress
-    from sfumato.cli.train import note_busy_cores
+    from sfumato.cli.progress import duration, echo_start, make_progress, note_busy_cores
     from sfumato.ledger.receipt import plan_values
     from sfumato.release.run_folder import RunFolder
     from sfumato.run.estimate import estimate

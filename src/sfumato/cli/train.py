@@ -205,7 +205,7 @@ def default_name(recipe: Recipe) -> str:
 
 def run_recipe(recipe: Recipe, folder: Path, *, resume: bool, force: bool, quiet: bool = False) -> RunResult:
     """Train with a progress display, or ``quiet`` without."""
-    from sfumato.cli.progress import make_progress
+    from sfumato.cli.progress import make_progress, note_busy_cores
     from sfumato.run.session import train
 
     progress = make_progress(quiet=quiet)
@@ -225,17 +225,6 @@ def run_recipe(recipe: Recipe, folder: Path, *, resume: bool, force: bool, quiet
         raise
     finally:
         progress.close()
-
-
-def note_busy_cores(recipe: Recipe) -> None:
-    """Take fewer threads on a busy machine, and say so; with a seed sums must be rounded as they were."""
-    if recipe.training.seed is not None:
-        return
-    from sfumato.run.devices import spare_busy_cores
-
-    note = spare_busy_cores()
-    if note is not None:
-        click.echo(note, err=True)
 
 
 def echo_result(result: RunResult, *, as_json: bool) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from sfumato.data.decoding import Chunks, Decoding
-from sfumato.data.pixels import are_large
+from sfumato.data.pixels import are_large, map_bytes
 from sfumato.data.readers.decode import Fit, OnProgress, decode_files, in_order, num_threads
 from sfumato.data.readers.rendering import AS_THE_FILES_SAY, Rendering
 from sfumato.errors import DataError
@@ -116,9 +116,7 @@ def map_entry(entry: Path, shape: tuple[int, ...]) -> tuple[torch.Tensor, np.nda
         size = (entry / "images.u8").stat().st_size
         if size != np.prod(shape) or ids.shape != shape[:1] or ids.dtype != np.int64:
             return None
-        # "c": pages are private and copied on write, so nothing can change the file through the tensor.
-        images = np.memmap(entry / "images.u8", dtype=np.uint8, mode="c", shape=shape)
-        return torch.from_numpy(images), np.array(ids)
+        return torch.from_numpy(map_bytes(entry / "images.u8").reshape(shape)), np.array(ids)
     except Exception:  # whatever NumPy's parser says of bytes that are no array
         return None
 

@@ -62,6 +62,7 @@ class Decoding:
                 if not is_there():  # another may have finished just now
                     self._go_on()
             shutil.rmtree(self.place, ignore_errors=True)
+            return
 
     def _go_on(self) -> None:
         _remove_abandoned(self.entry.parent)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import mmap
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 MEMORY_LIMIT_BYTES = 256 * 2**20  # above this, images are memory-mapped and never copied whole
 _PART_BYTES = 32 * 2**20
+_WITHOUT_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python names from 3.13 on
 
 
 class Pixels(Protocol):
@@ -95,3 +100,16 @@ def in_parts(images: Pixels) -> Iterator[Tensor]:
     size = rows_at_once(images.shape)
     for start in range(0, len(images), size):
         yield images[start : start + size]
+
+
+def map_bytes(path: Path) -> np.ndarray:
+    """The file's bytes. Pages are private and copied on write: nothing changes the file through the array.
+
+    No memory is set aside for such copies: a system that did would refuse files larger than its memory.
+    """
+    if sys.platform == "linux":
+        flags = mmap.MAP_PRIVATE | _WITHOUT_RESERVE
+        with path.open("rb") as file:
+            pages = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return np.frombuffer(pages, dtype=np.uint8)
+    return np.memmap(path, dtype=np.uint8, mode="c")

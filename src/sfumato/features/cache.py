@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfumato.data.pixels import Pixels, in_parts, rows_at_once
+from sfumato.data.pixels import Pixels, in_parts, map_bytes, rows_at_once
 from sfumato.errors import DataError
 from sfumato.features.workers import one_per_core
 from sfumato.files import cache_home, check_plain, put, workspace
@@ -84,8 +84,7 @@ def _mapped(entry: Path, num_rows: int) -> np.ndarray | None:
     width, rest = divmod(size - _HEADER, 4 * num_rows)
     if width < 1 or rest or start != _header(num_rows, width):
         return None
-    # "c": pages are copied on write, so nothing changes the file through the tensor
-    return np.memmap(entry, dtype="<f4", mode="c", offset=_HEADER, shape=(num_rows, width))
+    return map_bytes(entry)[_HEADER:].view("<f4").reshape(num_rows, width)
 
 
 def _header(num_rows: int, width: int) -> bytes:
