@@ -2,7 +2,7 @@
 
     python benchmarks/virtual_batches.py --model wrn_16_4 --views 4 --batch-sizes 1024,16384
 
-Units are drawn by Poisson sampling from synthetic images whose number is the same for every batch size; the sum
+Units are drawn by Poisson sampling from synthetic images, as many for every batch size; the sum
 goes through the engine microbatch by microbatch, then the noise is added. The peak is the process's largest
 resident set (``ru_maxrss``), read at the end and, to see growth, whenever the number of units has doubled.
 """
@@ -33,10 +33,12 @@ def peak_mebibytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def watched(parts: Iterable[Microbatch]) -> Iterator[Microbatch]:
+def watched(parts: Iterable[Microbatch], stop_after: int | None) -> Iterator[Microbatch]:
     """The same microbatches; says the peak so far each time that the number of units has doubled."""
     done, next_report = 0, 64
     for part in parts:
+        if stop_after is not None and done >= stop_after:
+            return
         yield part
         done += part.num_units
         if done >= next_report:
@@ -69,23 +71,26 @@ def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, float |
     )
     before = peak_mebibytes()
     began = time.process_time()
-    total = clipped_total(model, watched(parts), clip_norm=1.0)
+    total = clipped_total(model, watched(parts, arguments.stop_after), clip_norm=1.0)
     seconds = time.process_time() - began
     noisy = {
         name: value + gaussian(value.numel(), stddev=1.0, source=source, step=0).view(value.shape)
         for name, value in total.gradients.items()
     }
-    assert len(total.norms) == len(indices) and all(value.isfinite().all() for value in noisy.values())
+    done = len(total.norms)
+    assert done == len(indices) or arguments.stop_after
+    assert all(value.isfinite().all() for value in noisy.values())
     return {
         "model": arguments.model,
         "views": arguments.views,
         "batch_size": batch_size,
         "units": len(indices),
+        "units_done": done,
         "microbatch_size": arguments.microbatch_size,
         "num_examples": arguments.num_examples,
         "peak_mebibytes": round(peak_mebibytes(), 1),
         "mebibytes_before_the_step": round(before, 1),
-        "processor_ms_per_image": round(1000 * seconds / len(indices), 4),
+        "processor_ms_per_image": round(1000 * seconds / done, 4),
         "threads": torch.get_num_threads(),
     }
 
@@ -99,6 +104,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=32)
     parser.add_argument("--channels", type=int, default=3)
     parser.add_argument("--microbatch-size", type=int, default=64)
+    parser.add_argument("--stop-after", type=int, help="units of the batch, where the whole takes too long")
     parser.add_argument("--only", type=int, help=argparse.SUPPRESS)  # this batch size, in this process
     arguments = parser.parse_args()
     if arguments.only is not None:

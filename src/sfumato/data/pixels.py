@@ -82,22 +82,19 @@ def choose_rows(images: Pixels, rows: Tensor) -> Pixels:
     whole = images
     if isinstance(images, ChosenRows):
         whole, rows = images.images, images.rows[rows]
-    if not are_large((len(rows), *images.shape[1:])):
-        return whole[rows]
-    first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 == len(rows) and bool((rows.diff() == 1).all()):
-        return whole[first : last + 1]
-    return ChosenRows(whole, rows)
+    if bool((rows.diff() == 1).all()) and len(rows):
+        return whole[int(rows[0]) : int(rows[-1]) + 1]
+    return ChosenRows(whole, rows) if are_large((len(rows), *images.shape[1:])) else whole[rows]
 
 
-def rows_at_once(shape: tuple[int, ...], max_bytes: int = _PART_BYTES) -> int:
+def rows_at_once(shape: tuple[int, ...], max_bytes: int) -> int:
     """How many images of ``shape[1:]`` fit into so many bytes, at least one."""
     return max(1, max_bytes // max(1, math.prod(shape[1:])))
 
 
 def in_parts(images: Pixels) -> Iterator[Tensor]:
     """All images in their order, 32 MiB in memory at a time."""
-    size = rows_at_once(images.shape)
+    size = rows_at_once(images.shape, _PART_BYTES)
     for start in range(0, len(images), size):
         yield images[start : start + size]
 
