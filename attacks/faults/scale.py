@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 PREFETCH, PIXELS, CACHE = "training/test_prefetch.py", "data/test_pixels.py", "data/test_cache.py"
 DRAWN = f"{PREFETCH}::test_a_mapped_set_gives_the_microbatches_of_one_in_memory"
 
+HOLDOUT = f"{PIXELS}::test_a_holdout_of_a_large_set_copies_nothing_and_holds_the_same_images"
+
 
 @fault("prefetched-batch-is-not-the-drawn-one", tests=(DRAWN,))
 def prefetched_batch_is_not_the_drawn_one(patch: MonkeyPatch) -> None:
@@ -37,7 +39,7 @@ def prefetch_drops_the_last(patch: MonkeyPatch) -> None:
     )
 
 
-@fault("chosen-rows-of-the-whole", tests=(f"{PIXELS}::test_a_holdout_of_a_large_set_copies_nothing_and_holds_the_same_images",))  # fmt: skip
+@fault("chosen-rows-of-the-whole", tests=(HOLDOUT,))
 def chosen_rows_of_the_whole(patch: MonkeyPatch) -> None:
     """Row k of a selection is row k of the whole set: images of the holdout are trained on."""
     rewrite(

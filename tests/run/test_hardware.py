@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from sfumato.recipes.recipe import load_recipe
 from sfumato.run.hardware import NOISE_SECONDS, Trouble, devices, parse_hardware, project, simulate
 from sfumato.run.workload import count_network, workload_of
 
+ROOT = Path(__file__).resolve().parents[2]
 RESNET9, WRN = "scalenorm2022/cifar10-resnet9-eps7.42", "scalenorm2022/cifar10-wrn16-4-eps8"
 NO_TROUBLE = Trouble(jitter=0.0, stall_chance=0.0, sharding=False)
 
@@ -96,7 +99,7 @@ def test_without_trouble_a_simulated_step_is_the_planned_one():
 
 def test_the_wait_for_the_largest_poisson_shard_is_the_textbooks():
     """With 4,096 units over 64 devices a shard holds 64 on average, and the largest of 64 about 84."""
-    workload = replace(workload_of(load_recipe(WRN)), num_trained=0)
+    workload = replace(workload_of(load_recipe(WRN)), num_noisy=0)
     hardware = parse_hardware("64xA100")
     shards = simulate(workload, hardware, trouble=replace(NO_TROUBLE, sharding=True), num_steps=400)
     drawn = torch.poisson(torch.full((4000, 64), 64.0), generator=torch.Generator().manual_seed(5))
@@ -162,3 +165,12 @@ def test_a_dry_run_says_what_the_run_takes_elsewhere(capsys, tmp_path, monkeypat
         called([one for one in arguments if one != "--dry-run"] + ["--hardware", "2xA100"]) == 2
     )  # it would train here
     assert "hardware-without-dry-run" in capsys.readouterr().err
+
+
+def test_the_table_of_the_document_is_what_the_code_says():
+    document = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    specification = importlib.util.spec_from_file_location("scale_table", ROOT / "docs" / "scale_table.py")
+    table = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(table)
+    assert table.page_with(document, table.rows()) == document
+    assert table.page_with(document, table.rows(table.RECIPES[:2])) != document

@@ -19,7 +19,7 @@ from small_runs import SmallNet, small_set
 
 DATA = small_set(40, seed=0, patients=11)
 VIEWS = Views(mean=(0.5,), std=(0.25,), count=2, padding=1, flip=True)
-DRAWN = torch.tensor([3, 8, 0, 10, 5])
+DRAWN = torch.tensor([3, 8, 0, 10, 5, 1])
 
 
 def parts_of_a_step():

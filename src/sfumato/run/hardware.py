@@ -131,7 +131,7 @@ def project(workload: Workload, hardware: Hardware, *, dollars_per_hour: float |
 def _seconds_per_step(workload: Workload, hardware: Hardware, *, devices: int) -> float:
     share = math.ceil(workload.rows_per_step / devices)
     compute = share * workload.flops_per_row / hardware.flops_per_second
-    serial = workload.num_trained * NOISE_SECONDS  # drawn once, whoever else waits
+    serial = workload.num_noisy * NOISE_SECONDS  # drawn once, whoever else waits
     return compute + serial + (hardware.seconds_to_reduce(workload.num_trained) if devices > 1 else 0.0)
 
 
@@ -165,7 +165,7 @@ def simulate(
     sampled = (random.poisson(share, shape) if trouble.sharding else np.full(shape, share)) * seconds_per_unit
     slowed = sampled * np.exp(random.normal(-(trouble.jitter**2) / 2, trouble.jitter, sampled.shape))
     slowed = slowed + trouble.stall_seconds * (random.random(sampled.shape) < trouble.stall_chance)
-    noise = workload.num_trained * NOISE_SECONDS
+    noise = workload.num_noisy * NOISE_SECONDS
     reduction = hardware.seconds_to_reduce(workload.num_trained)
     step = float(slowed.max(1).mean()) + noise + reduction
     return {

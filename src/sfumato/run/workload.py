@@ -53,6 +53,7 @@ class Workload:
     flops_per_row: float
     flops_once: float  # before the first step: what frozen layers make of each image
     num_trained: int
+    num_noisy: int  # values that noise is drawn for in a step; 0 without privacy
     model_bytes: int
     row_bytes: int
 
@@ -95,6 +96,7 @@ def workload_of(recipe: Recipe) -> Workload:
         num_steps=num_steps,
         num_images=num_units,
         fixed_rows=settings.trained == "last" and not views,
+        private=recipe.privacy.enabled,
     )
 
 
@@ -113,6 +115,7 @@ def workload_of_prepared(prepared: Prepared, rows_per_step: float) -> Workload:
         num_steps=prepared.num_steps,
         num_images=len(train),
         fixed_rows=prepared.in_closed_form,
+        private=recipe.privacy.enabled,
     )
 
 
@@ -125,6 +128,7 @@ def _workload(
     num_steps: int,
     num_images: int,
     fixed_rows: bool,
+    private: bool,
 ) -> Workload:
     flops_per_row = float(_WHOLE_STEP * network.multiply_adds)
     flops_once = 0.0
@@ -140,6 +144,7 @@ def _workload(
         flops_per_row=flops_per_row,
         flops_once=flops_once,
         num_trained=network.num_trained,
+        num_noisy=network.num_trained if private else 0,
         model_bytes=4 * network.num_parameters + _MODEL_COPIES_BYTES * network.num_trained,
         row_bytes=network.row_bytes,
     )
