@@ -20,14 +20,20 @@ def pixel_id(pixels: np.ndarray) -> int:
     A colour image whose channels are all equal is the same picture as its greyscale form and gets
     the same hash; so do lossless copies in other file formats.
     """
-    grey = pixels.ndim == 2 or bool((pixels == pixels[:, :, :1]).all())
+    # the first row first: of a colour image it is nearly always enough
+    grey = pixels.ndim == 2 or (_is_grey(pixels[:1]) and _is_grey(pixels))
     return _hash(pixels if pixels.ndim == 2 or not grey else pixels[:, :, 0])
+
+
+def _is_grey(pixels: np.ndarray) -> bool:
+    return bool((pixels == pixels[:, :, :1]).all())
 
 
 def _hash(pixels: np.ndarray) -> int:
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
-    digest = hashlib.sha256(struct.pack("<3I", *pixels.shape[:2], channels) + pixels.tobytes()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
+    digest = hashlib.sha256(struct.pack("<3I", *pixels.shape[:2], channels))
+    digest.update(np.ascontiguousarray(pixels).data)  # no copy, and other threads go on meanwhile
+    return int.from_bytes(digest.digest()[:8], "little", signed=True)
 
 
 def image_ids(images: Pixels) -> Tensor:
