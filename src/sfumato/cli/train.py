@@ -93,13 +93,13 @@ def command(
     _check_flags(data, epsilon, out, no_privacy=no_privacy, resume=resume)
     check_planned(hardware, dry_run=dry_run)
     flags: dict[str, Any] = {
-        "data.name": _absolute(data),
+        "data.name": absolute(data),
         "data.patient_from": patient_from,
         "data.findings": split_names(findings),
         "training.loss": loss,
         "data.window": window,
         "model.name": model_name,
-        "model.weights": _absolute(weights),
+        "model.weights": absolute(weights),
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
         "privacy.unit": unit,
@@ -292,7 +292,7 @@ def measure_lines(assessment: dict[str, Any] | None) -> list[str]:
     return lines
 
 
-def _absolute(data: str | None) -> str | None:
+def absolute(data: str | None) -> str | None:
     """A folder or file by its full path: a run can be resumed from anywhere. A known name as it is."""
     if data is None:
         return None
