@@ -70,7 +70,7 @@ def features_of(
     return torch.from_numpy(rows)
 
 
-def keep_rows(module: nn.Module, images: Tensor, rows: Tensor, *, folder: Path | None = None) -> None:
+def keep_rows(module: nn.Module, images: Pixels, rows: Tensor, *, folder: Path | None = None) -> None:
     """Put features that are known already into the cache as those of ``images``, such as a part of a set."""
     entry = (folder or cache_home("features")) / f"{checksum(module, images)}.npy"
     if _mapped(entry, len(images)) is None:
