@@ -85,7 +85,7 @@ def test_nothing_that_a_run_writes_or_says_holds_a_value_of_a_header(tmp_path, m
     places["ledger"].mkdir()
     monkeypatch.setenv("SFUMATO_CACHE", str(places["cache"]))
     monkeypatch.setenv("SFUMATO_LEDGER", str(places["ledger"] / "ledger.sqlite"))
-    monkeypatch.setattr("sfumato.data.cache.MEMORY_LIMIT_BYTES", 0)  # so that decoded images are kept
+    monkeypatch.setattr("sfumato.data.pixels.MEMORY_LIMIT_BYTES", 0)  # so that decoded images are kept
     monkeypatch.chdir(tmp_path)
     data = tmp_path / "scans"
     values = write_scans(data)

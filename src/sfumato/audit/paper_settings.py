@@ -134,7 +134,7 @@ class Experiment:
         """D' = D + {z}; z comes last."""
         z = self.canaries[name]
         return ImageSet(
-            torch.cat([self.examples.images, z.images]),
+            torch.cat([self.examples.images[:], z.images[:]]),
             torch.cat([self.examples.labels, z.labels]),
             self.examples.classes,
             name="audit",
@@ -142,7 +142,7 @@ class Experiment:
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """All z as inputs without random views, and their labels: what models are asked about."""
-        images = torch.cat([each.images for each in self.canaries.values()])
+        images = torch.cat([each.images[:] for each in self.canaries.values()])
         labels = torch.cat([each.labels for each in self.canaries.values()])
         return normalise(images, self.views.mean, self.views.std), labels
 

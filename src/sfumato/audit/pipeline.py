@@ -193,7 +193,7 @@ class Pipeline:
         """The clipped sums of the units."""
         clip_norm = self.plan.clip_norm
         if "head" in self.over:
-            rows = units.data.images.flatten(1) / (255 * STD)
+            rows = units.data.images[:].flatten(1) / (255 * STD)
             inputs = LastLayerViews(images=self._views, features=rows)
             closed = head_gradients(model, inputs, units, clip_norm=clip_norm)
             if closed is None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from sfumato.cli import echo_json
+from sfumato.cli import bench_devices, echo_json
 
 
 @click.group()
 def command() -> None:
-    """Measure the gradient engine and the head against what the machine allows."""
+    """Measure the gradient engine, the head and the reading of images against what the machine allows."""
 
 
 @command.command()
@@ -91,6 +91,54 @@ def head(
 
 
 @command.command()
+@click.argument("data")
+@click.option("--model", default="lenet", show_default=True, help="A model of the zoo.")
+@click.option("--image-size", type=click.IntRange(4, 1024), help="As for train.")
+@click.option("--views", default=1, show_default=True, type=click.IntRange(1), help="Rows of each image.")
+@click.option("--batch-size", default=256, show_default=True, type=click.IntRange(1))
+@click.option("--microbatch-size", default=64, show_default=True, type=click.IntRange(1))
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(1))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def data(
+    data: str,
+    model: str,
+    image_size: int | None,
+    views: int,
+    batch_size: int,
+    microbatch_size: int,
+    rounds: int,
+    as_json: bool,
+) -> None:
+    """Steps on DATA as it lies on the disk, beside the same steps on a copy of each batch in memory.
+
+    DATA is decoded first, as `train` would; only what exceeds 256 MiB decoded is kept on the disk.
+    """
+    from sfumato.bench.data import bench_data
+    from sfumato.cli.progress import make_progress
+
+    progress = make_progress(quiet=as_json)
+    try:
+        result = bench_data(
+            data,
+            model=model,
+            image_size=image_size,
+            views=views,
+            batch_size=batch_size,
+            microbatch_size=microbatch_size,
+            rounds=rounds,
+            on_progress=lambda done, total: progress.computed("reading images", done, total),
+        )
+    finally:
+        progress.close()
+    if as_json:
+        echo_json(result)
+        return
+    for name, value in result.items():
+        shown = f"{value:.3f}" if isinstance(value, float) else str(value)
+        click.echo(f"  {name:33s} {shown:>12s}")
+
+
+@command.command()
 @click.argument("results", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("picture", type=click.Path(dir_okay=False, path_type=Path))
 def plot(results: Path, picture: Path) -> None:
@@ -100,3 +148,6 @@ def plot(results: Path, picture: Path) -> None:
     rows = [json.loads(line) for line in results.read_text().splitlines() if line.strip()]
     save_ratio_chart(rows, picture)
     click.echo(f"Wrote {picture}")
+
+
+command.add_command(bench_devices.command)

@@ -11,6 +11,7 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from sfumato.recipes.recipe import Recipe
     from sfumato.run.prepare import Prepared, ScoredSet
     from sfumato.training.evaluation import AnyScores
     from sfumato.training.loop import StepRecord
@@ -249,3 +250,14 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def note_busy_cores(recipe: Recipe) -> None:
+    """Take fewer threads on a busy machine, and say so; with a seed sums must be rounded as they were."""
+    if recipe.training.seed is not None:
+        return
+    from sfumato.run.devices import spare_busy_cores
+
+    note = spare_busy_cores()
+    if note is not None:
+        click.echo(note, err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from dataclasses import asdict
 from fnmatch import fnmatch
 from itertools import groupby
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import click
 
 from sfumato.cli import echo_json
+from sfumato.cli.dry_run import hardware_options
 from sfumato.errors import ConfigError
 
 # Folders of recipes for whoever has images and a budget; the other folders are papers.
@@ -29,19 +31,26 @@ def command() -> None:
 
 @command.command("list")
 @click.argument("pattern", required=False)
+@hardware_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_command(pattern: str | None, as_json: bool) -> None:
+def list_command(pattern: str | None, hardware: str | None, price: float | None, as_json: bool) -> None:
     """The recipes whose names, or whose table or figure, match PATTERN, e.g. "de2022/table5".
 
-    Without PATTERN the rows of one table or figure are one line; "*" lists every recipe.
+    Without PATTERN the rows of one table or figure are one line; "*" lists every recipe. With --hardware each
+    recipe has a line with time, memory and cost there; nothing is loaded or trained for that.
     """
     from sfumato.recipes.recipe import list_recipes
 
     rows = [_row(name) for name in sorted(list_recipes(), key=_place)]
     wanted = pattern or "*"
     rows = [row for row in rows if fnmatch(row["name"], wanted) or fnmatch(row["family"] or "", wanted)]
+    if hardware is not None:
+        rows = [row | {"projection": _projection(row["name"], hardware, price)} for row in rows]
     if as_json:
         echo_json(rows)
+        return
+    if hardware is not None:
+        _echo_projections(rows, hardware)
         return
     if not rows:
         click.echo(f"No recipe matches {wanted!r}; sfumato recipes list shows what there is.", err=True)
@@ -137,6 +146,41 @@ def _row(name: str) -> dict[str, Any]:
         "family": member_index()[name][0] if name in member_index() else None,
         "reference": to_table(reference),
     }
+
+
+def _projection(name: str, hardware: str, price: float | None) -> dict[str, Any] | None:
+    """What the recipe takes there; None where that cannot be known beforehand."""
+    from sfumato.recipes.recipe import load_recipe
+    from sfumato.run.hardware import parse_hardware, project
+    from sfumato.run.workload import workload_of
+
+    found = parse_hardware(hardware)
+    try:
+        return asdict(project(workload_of(load_recipe(name)), found, dollars_per_hour=price))
+    except ConfigError as error:
+        if error.code not in ("unknown-size", "not-counted"):
+            raise
+        return None
+
+
+def _echo_projections(rows: list[dict[str, Any]], hardware: str) -> None:
+    """Hours, memory and cost in columns."""
+    width = max((len(row["name"]) for row in rows), default=0)
+    click.echo(f"{f'on {hardware}':<{width}}      hours   GiB each   dollars")
+    for row in rows:
+        projection = row["projection"]
+        if projection is None:
+            click.echo(f"{row['name']:<{width}}          -          -         -")
+            continue
+        room = " " if projection["fits"] else "!"
+        click.echo(
+            f"{row['name']:<{width}} {projection['seconds'] / 3600:10,.2f} {projection['memory_gib']:10.1f}"
+            f"{room}{projection['dollars']:9,.2f}"
+        )
+    click.echo(
+        "\n-: needs your images (sfumato train DATA --dry-run --hardware …), or uses fixed features, which "
+        "take minutes on two cores.\n!: does not fit. What these figures rest on: docs/scale.md."
+    )
 
 
 def _folded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import click
 
 from sfumato.cli import Window, echo_json, split_names
 from sfumato.cli.backbone import backbone_options, backbone_settings
+from sfumato.cli.dry_run import check_planned, hardware_options, show_plan
 from sfumato.cli.metric_logs import log_options, mirrored
 from sfumato.errors import ConfigError
 
@@ -46,6 +46,7 @@ NOTHING_SPENT = (
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The run's folder.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
 @click.option("--dry-run", is_flag=True, help="Check everything, show plan, memory and time; train nothing.")
+@hardware_options
 @click.option("--no-privacy", is_flag=True, help="Train without ANY guarantee: baselines, public data.")
 @click.option("--seed", type=int, help="Reproducible, and therefore not releasable.")
 @click.option("--audit-canaries", type=click.IntRange(0), metavar="M", help="Canaries for sfumato audit run.")
@@ -74,6 +75,8 @@ def command(
     out: Path | None,
     resume: bool,
     dry_run: bool,
+    hardware: str | None,
+    price: float | None,
     no_privacy: bool,
     seed: int | None,
     audit_canaries: int | None,
@@ -88,6 +91,7 @@ def command(
     runs/NAME with the model in release/, a report, and the guarantee in whole sentences.
     """
     _check_flags(data, epsilon, out, no_privacy=no_privacy, resume=resume)
+    check_planned(hardware, dry_run=dry_run)
     flags: dict[str, Any] = {
         "data.name": absolute(data),
         "data.patient_from": patient_from,
@@ -109,7 +113,7 @@ def command(
     recipe = assemble(recipe_name, given, (*network, *assignments), out, resume, minutes=minutes)
     folder = out if out is not None else Path("runs") / default_name(recipe)
     if dry_run:
-        _dry_run(recipe, folder, resume=resume, force=force, as_json=as_json)
+        show_plan(recipe, folder, resume=resume, force=force, as_json=as_json, hardware=hardware, price=price)
         return
     result = run_recipe(recipe, folder, resume=resume, force=force, quiet=as_json)
     echo_result(result, as_json=as_json)
@@ -201,7 +205,7 @@ def default_name(recipe: Recipe) -> str:
 
 def run_recipe(recipe: Recipe, folder: Path, *, resume: bool, force: bool, quiet: bool = False) -> RunResult:
     """Train with a progress display, or ``quiet`` without."""
-    from sfumato.cli.progress import make_progress
+    from sfumato.cli.progress import make_progress, note_busy_cores
     from sfumato.run.session import train
 
     progress = make_progress(quiet=quiet)
@@ -221,17 +225,6 @@ def run_recipe(recipe: Recipe, folder: Path, *, resume: bool, force: bool, quiet
         raise
     finally:
         progress.close()
-
-
-def note_busy_cores(recipe: Recipe) -> None:
-    """Take fewer threads on a busy machine, and say so; with a seed sums must be rounded as they were."""
-    if recipe.training.seed is not None:
-        return
-    from sfumato.run.devices import spare_busy_cores
-
-    note = spare_busy_cores()
-    if note is not None:
-        click.echo(note, err=True)
 
 
 def echo_result(result: RunResult, *, as_json: bool) -> None:
@@ -297,48 +290,6 @@ def measure_lines(assessment: dict[str, Any] | None) -> list[str]:
         lines.append(f"Finds      {measure_text(measures['sensitivity'])}   sensitivity; {rule}")
         lines.append(f"Clears     {measure_text(measures['specificity'])}   specificity")
     return lines
-
-
-def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json: bool) -> None:
-    from sfumato.cli.progress import duration, echo_start, make_progress
-    from sfumato.ledger.receipt import plan_values
-    from sfumato.release.run_folder import RunFolder
-    from sfumato.run.estimate import estimate
-    from sfumato.run.prepare import prepare
-
-    RunFolder(folder).check_usable(recipe, resume=resume)
-    progress = make_progress(quiet=as_json)
-    note_busy_cores(recipe)
-    try:
-        prepared = prepare(recipe, force=force, observer=progress, rows=False)
-    finally:
-        progress.close()
-    cost = estimate(prepared)
-    if as_json:
-        plan = prepared.plan
-        echo_json(
-            {
-                "folder": str(folder),
-                "epsilon": None if plan is None else plan.epsilon,
-                "plan": plan_values(plan),
-                "resolved": prepared.resolved.document(),
-                "releasable": prepared.releasable,
-                **asdict(cost),
-            }
-        )
-        return
-    echo_start(prepared, 0)
-    if recipe.pretraining is not None and recipe.model.weights is None:
-        click.echo(f"First      pre-training on {recipe.pretraining.data}, not counted below")
-    features = f"{duration(cost.feature_seconds)} of it for features, " if cost.feature_seconds else ""
-    click.echo(
-        f"Time       about {duration(cost.seconds)} ({features}{cost.seconds_per_step:.3g} s per step)"
-    )
-    click.echo(
-        f"Memory     about {cost.memory_bytes / 2**30:.1f} GiB ({cost.microbatch_size} of "
-        f"{cost.rows_per_step:,} rows at once)"
-    )
-    click.echo(f"Folder     {folder}   (not made)")
 
 
 def absolute(data: str | None) -> str | None:

@@ -145,7 +145,7 @@ def _default_name(settings: TuneSettings) -> str:
 def _run(
     settings: TuneSettings, folder: Path, storage: str | None, study: str | None, *, quiet: bool
 ) -> TuneResult:
-    from sfumato.cli.train import note_busy_cores
+    from sfumato.cli.progress import note_busy_cores
     from sfumato.tune import tune
 
     note_busy_cores(settings.recipe)

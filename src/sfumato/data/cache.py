@@ -1,13 +1,15 @@
 """Decoded images: in memory when small, memory-mapped from a cache on disk when large.
 
 A cache entry is a folder named by a checksum of the files' content and of how they are decoded.
-It is written beside its place and renamed when whole, so a killed process leaves no half entry.
+It is written beside its place and renamed when whole, so a killed process leaves no half entry; see
+``decoding`` for what it leaves.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +19,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfumato.data.readers.decode import Fit, OnProgress, decode_files, num_threads
+from sfumato.data.decoding import Chunks, Decoding
+from sfumato.data.pixels import are_large, map_bytes
+from sfumato.data.readers.decode import Fit, OnProgress, decode_files, in_order, num_threads
 from sfumato.data.readers.rendering import AS_THE_FILES_SAY, Rendering
 from sfumato.errors import DataError
 from sfumato.files import cache_home, check_plain, put, sync, workspace
 
-MEMORY_LIMIT_BYTES = 256 * 2**20  # above this, decoded images are memory-mapped
-_VERSION = b"sfumato decoded 2"  # change it whenever decoding changes
+_VERSION = b"sfumato decoded 3"  # change it whenever decoding changes
 
 
 def decode_all(
@@ -34,51 +37,68 @@ def decode_all(
     fit: Fit,
     rendering: Rendering = AS_THE_FILES_SAY,
     on_progress: OnProgress | None = None,
-    memory_limit_bytes: int | None = None,
 ) -> tuple[torch.Tensor, np.ndarray]:
     """All files as (uint8 images (N, C, S, S), content ids int64 (N,)).
 
-    Above ``memory_limit_bytes`` (default 256 MiB) the images are memory-mapped from the cache.
+    Above 256 MiB the images are memory-mapped from the cache; decoding that was interrupted goes on.
     """
     shape = (len(paths), channels, image_size, image_size)
-    limit = MEMORY_LIMIT_BYTES if memory_limit_bytes is None else memory_limit_bytes
-    chunks = decode_files(
-        paths,
-        image_size=image_size,
-        channels=channels,
-        fit=fit,
-        rendering=rendering,
-        on_progress=on_progress,
-    )
-    if int(np.prod(shape)) <= limit:
+
+    def decode(start: int) -> Chunks:
+        return decode_files(
+            paths,
+            start=start,
+            image_size=image_size,
+            channels=channels,
+            fit=fit,
+            rendering=rendering,
+            on_progress=on_progress,
+        )
+
+    if not are_large(shape):
         images, ids = np.empty(shape, dtype=np.uint8), np.empty(len(paths), dtype=np.int64)
         done = 0
-        for part, part_ids in chunks:
+        for part, part_ids in decode(0):
             images[done : done + len(part)], ids[done : done + len(part)] = part, part_ids
             done += len(part)
         return torch.from_numpy(images), ids
-    entry = cache_home("decoded") / _key(paths, f"{image_size} {channels} {fit} {rendering.described}")
-    return kept_images(entry, shape, lambda: chunks)
+    digests = file_digests(paths)
+    how = hashlib.sha256(_VERSION + f"{image_size} {channels} {fit} {rendering.described}".encode())
+    key = hashlib.sha256(how.digest() + digests.tobytes()).hexdigest()[:40]
+    entry = cache_home("decoded") / key
+    return _mapped_or_written(
+        entry,
+        shape,
+        lambda: Decoding(
+            entry=entry, how=how.hexdigest(), digests=digests, image_bytes=math.prod(shape[1:]), decode=decode
+        ).complete(lambda: map_entry(entry, shape) is not None),
+    )
 
 
-def _key(paths: Sequence[Path], how: str) -> str:
-    """Checksum of every file's bytes, in order, and of how they are decoded."""
+def file_digests(paths: Sequence[Path]) -> np.ndarray:
+    """SHA-256 of every file's bytes, as V32 (N,): a clock would not notice every change."""
+    found = bytearray()
     with ThreadPoolExecutor(num_threads()) as pool:
-        digests = pool.map(lambda path: hashlib.sha256(path.read_bytes()).digest(), paths)
-        whole = hashlib.sha256(_VERSION + how.encode())
-        for digest in digests:
-            whole.update(digest)
-    return whole.hexdigest()[:40]
+        for part in in_order(pool, lambda path: hashlib.sha256(path.read_bytes()).digest(), paths):
+            found += b"".join(part)
+    return np.frombuffer(bytes(found), dtype="V32")
 
 
 def kept_images(
     entry: Path, shape: tuple[int, ...], compute: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 ) -> tuple[torch.Tensor, np.ndarray]:
     """The entry's images and content ids; written first if it is not there, anew if it is damaged."""
+    return _mapped_or_written(entry, shape, lambda: write_entry(entry, compute()))
+
+
+def _mapped_or_written(
+    entry: Path, shape: tuple[int, ...], write: Callable[[], None]
+) -> tuple[torch.Tensor, np.ndarray]:
     mapped = map_entry(entry, shape)
     if mapped is None:
         shutil.rmtree(entry, ignore_errors=True)
-        write_entry(entry, compute())
+        with _disk_errors(entry.parent):
+            write()
         mapped = map_entry(entry, shape)
     if mapped is None:
         with _disk_errors(entry.parent):
@@ -96,9 +116,7 @@ def map_entry(entry: Path, shape: tuple[int, ...]) -> tuple[torch.Tensor, np.nda
         size = (entry / "images.u8").stat().st_size
         if size != np.prod(shape) or ids.shape != shape[:1] or ids.dtype != np.int64:
             return None
-        # "c": pages are private and copied on write, so nothing can change the file through the tensor.
-        images = np.memmap(entry / "images.u8", dtype=np.uint8, mode="c", shape=shape)
-        return torch.from_numpy(images), np.array(ids)
+        return torch.from_numpy(map_bytes(entry / "images.u8").reshape(shape)), np.array(ids)
     except Exception:  # whatever NumPy's parser says of bytes that are no array
         return None
 

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato.data.pixels import Pixels, in_parts
+
 _NEAR = 0.002  # to a whole number, of 255: what float32 leaves of one that was divided and multiplied
 
 
@@ -18,27 +20,33 @@ def pixel_id(pixels: np.ndarray) -> int:
     A colour image whose channels are all equal is the same picture as its greyscale form and gets
     the same hash; so do lossless copies in other file formats.
     """
-    grey = pixels.ndim == 2 or bool((pixels == pixels[:, :, :1]).all())
+    # the first row first: of a colour image it is nearly always enough
+    grey = pixels.ndim == 2 or (_is_grey(pixels[:1]) and _is_grey(pixels))
     return _hash(pixels if pixels.ndim == 2 or not grey else pixels[:, :, 0])
+
+
+def _is_grey(pixels: np.ndarray) -> bool:
+    return bool((pixels == pixels[:, :, :1]).all())
 
 
 def _hash(pixels: np.ndarray) -> int:
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
-    digest = hashlib.sha256(struct.pack("<3I", *pixels.shape[:2], channels) + pixels.tobytes()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
+    digest = hashlib.sha256(struct.pack("<3I", *pixels.shape[:2], channels))
+    digest.update(np.ascontiguousarray(pixels).data)  # no copy, and other threads go on meanwhile
+    return int.from_bytes(digest.digest()[:8], "little", signed=True)
 
 
-def image_ids(images: Tensor) -> Tensor:
-    """``pixel_id`` of every image of a uint8 tensor (N, C, H, W), as int64 (N,)."""
-    ids = np.empty(len(images), dtype=np.int64)
-    for start in range(0, len(images), 4096):  # bounded memory for memory-mapped sets
-        chunk = images[start : start + 4096].permute(0, 2, 3, 1).contiguous().cpu().numpy()
+def image_ids(images: Pixels) -> Tensor:
+    """``pixel_id`` of every one of the uint8 images (N, C, H, W), as int64 (N,)."""
+    ids: list[int] = []
+    for part in in_parts(images):
+        chunk = part.permute(0, 2, 3, 1).contiguous().cpu().numpy()
         grey = (chunk == chunk[..., :1]).all(axis=(1, 2, 3))  # for all at once: one by one is slow
-        ids[start : start + len(chunk)] = [
+        ids += [
             _hash(pixels[:, :, 0] if is_grey else pixels)
             for pixels, is_grey in zip(chunk, grey.tolist(), strict=True)
         ]
-    return torch.from_numpy(ids)
+    return torch.tensor(ids, dtype=torch.int64)
 
 
 def raw_ids(pixels: np.ndarray) -> Tensor:

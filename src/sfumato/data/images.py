@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sfumato.data.fingerprint import fingerprint_of, image_ids
+from sfumato.data.pixels import Pixels, choose_rows
 from sfumato.errors import ConfigError, DataError
 from sfumato.ledger.links import one_spelling
 
@@ -33,7 +34,7 @@ class ImageSet:
     the same people's.
     """
 
-    images: Tensor  # uint8 (N, C, H, W), possibly memory-mapped
+    images: Pixels  # uint8 (N, C, H, W): a tensor, perhaps memory-mapped, or chosen rows of a large one
     labels: Tensor  # int64 (N,); with several findings per image float32 (N, findings) of 0 and 1
     classes: tuple[str, ...]
     patients: Tensor | None = None  # int64 (N,); equal numbers are the same patient in every split
@@ -116,10 +117,13 @@ class ImageSet:
         return len(self.labels)
 
     def select(self, indices: Tensor) -> ImageSet:
-        """The images at ``indices`` (int64, or a boolean mask), as a set of their own."""
+        """The images at ``indices`` (int64, or a boolean mask), as a set of their own.
+
+        Of a memory-mapped set more than 256 MiB are not copied, but read when they are asked for.
+        """
         return replace(
             self,
-            images=self.images[indices],
+            images=choose_rows(self.images, indices),
             labels=self.labels[indices],
             patients=None if self.patients is None else self.patients[indices],
             content_ids=self.known_ids[indices],

@@ -162,7 +162,7 @@ def existing_folder(spec: str | Path) -> Path:
 
 def _resized(splits: DataSplits, image_size: int | None, channels: int | None) -> DataSplits:
     def part(images: ImageSet) -> ImageSet:
-        return replace(images, images=_resize(_recolour(images.images, channels), image_size))
+        return replace(images, images=_resize(_recolour(images.images[:], channels), image_size))
 
     return replace(
         splits,

@@ -9,8 +9,11 @@ import torch
 from sfumato.data import DataSplits, ImageSet, normalisation_for
 from sfumato.data.images import Unit
 from sfumato.data.overlap import duplicate_images, shared_images, shared_patients
+from sfumato.data.pixels import Pixels, choose_rows, in_parts
 from sfumato.doctor.findings import Finding
 from sfumato.doctor.plausibility import examine_plausibility
+
+_LOOKED_AT = 20_000  # images whose mean and deviation are compared with the constants
 
 
 def examine_data(
@@ -40,8 +43,7 @@ def _normalisation(
     given_mean, given_std = tuple(mean or public_mean), tuple(std or public_std)
     if given_mean == tuple(public_mean) and given_std == tuple(public_std):
         return []
-    pixels = train.images[:20_000].float() / 255
-    image_mean, image_std = pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3))
+    image_mean, image_std = _statistics(choose_rows(train.images, torch.arange(min(len(train), _LOOKED_AT))))
     close = [
         torch.allclose(torch.tensor(given), measured, atol=0.003)
         for given, measured in ((given_mean, image_mean), (given_std, image_std))
@@ -58,6 +60,18 @@ def _normalisation(
             cure="Use published constants, or 0.5 and 0.25; or release the mean with noise and count it.",
         )
     ]
+
+
+def _statistics(images: Pixels) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and deviation of each channel, of pixels from 0 to 1, a part of the images in memory at a time."""
+    count, total, squares = 0, torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    for part in in_parts(images):
+        pixels = part.float() / 255
+        count += pixels[:, 0].numel()
+        total = total + pixels.sum(dim=(0, 2, 3), dtype=torch.float64)
+        squares = squares + pixels.square_().sum(dim=(0, 2, 3), dtype=torch.float64)
+    mean = total / count
+    return mean.float(), (squares / count - mean**2).clamp_(min=0).sqrt().float()
 
 
 def _classes(splits: DataSplits, unit: Unit) -> list[Finding]:

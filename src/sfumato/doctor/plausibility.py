@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from statistics import median_low
+
+import torch
+
 from sfumato.data import DataSplits, ImageSet
 from sfumato.data.images import Unit
+from sfumato.data.pixels import choose_rows, in_parts
 from sfumato.doctor.findings import Finding
 
 _DARK = 64  # of 255: a picture whose brightest pixel is below came from fewer bits than were assumed
@@ -57,8 +62,9 @@ def _patients(splits: DataSplits, unit: Unit) -> list[Finding]:
 def _darkness(train: ImageSet) -> list[Finding]:
     """Images that use a small part of the grey values, as 12 bits read as 16 do."""
     step = max(1, len(train) // _LOOKED_AT)
-    brightest = train.images[::step].flatten(1).amax(1)
-    if not len(brightest) or int(brightest.median()) >= _DARK:
+    looked_at = choose_rows(train.images, torch.arange(0, len(train), step))
+    brightest = [value for part in in_parts(looked_at) for value in part.flatten(1).amax(1).tolist()]
+    if not brightest or median_low(brightest) >= _DARK:
         return []
     return [
         Finding(

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sfumato.data.pixels import Pixels, in_parts, map_bytes, rows_at_once
 from sfumato.errors import DataError
 from sfumato.features.workers import one_per_core
 from sfumato.files import cache_home, check_plain, put, workspace
@@ -27,13 +28,14 @@ OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
 _VERSION = "sfumato features 1"  # change it whenever features of the same module change
 _ROWS_AT_ONCE = 256  # rows of one task: enough for an efficient projection, few enough for an even load
+_PIXELS_AT_ONCE = 16 * 2**20  # bytes: 256 images of 146 px
 _HEADER = 128  # bytes before the rows
 _ROWS_PER_PART = 16 * _ROWS_AT_ONCE  # rows kept at once: minutes of the slowest network on two cores
 
 
 def features_of(
     module: nn.Module,
-    images: Tensor,
+    images: Pixels,
     *,
     folder: Path | None = None,
     on_progress: OnProgress | None = None,
@@ -68,7 +70,7 @@ def features_of(
     return torch.from_numpy(rows)
 
 
-def keep_rows(module: nn.Module, images: Tensor, rows: Tensor, *, folder: Path | None = None) -> None:
+def keep_rows(module: nn.Module, images: Pixels, rows: Tensor, *, folder: Path | None = None) -> None:
     """Put features that are known already into the cache as those of ``images``, such as a part of a set."""
     entry = (folder or cache_home("features")) / f"{checksum(module, images)}.npy"
     if _mapped(entry, len(images)) is None:
@@ -89,8 +91,7 @@ def _mapped(entry: Path, num_rows: int) -> np.ndarray | None:
     width, rest = divmod(size - _HEADER, 4 * num_rows)
     if width < 1 or rest or start != _header(num_rows, width):
         return None
-    # "c": pages are copied on write, so nothing changes the file through the tensor
-    return np.memmap(entry, dtype="<f4", mode="c", offset=_HEADER, shape=(num_rows, width))
+    return map_bytes(entry)[_HEADER:].view("<f4").reshape(num_rows, width)
 
 
 def _header(num_rows: int, width: int) -> bytes:
@@ -102,7 +103,7 @@ def _header(num_rows: int, width: int) -> bytes:
 
 
 def _complete(
-    parts: Mapping[Path, range], module: nn.Module, images: Tensor, on_progress: OnProgress | None
+    parts: Mapping[Path, range], module: nn.Module, images: Pixels, on_progress: OnProgress | None
 ) -> None:
     """Compute the rows of every part whose file is not there yet, and put them into it."""
     missing = {file: rows for file, rows in parts.items() if _mapped(file, len(rows)) is None}
@@ -119,7 +120,7 @@ def _complete(
             _write(file, computed)
 
 
-def checksum(module: nn.Module, images: Tensor) -> str:
+def checksum(module: nn.Module, images: Pixels) -> str:
     """40 hexadecimal digits that change with the weights, the images, their order or the description."""
     digest = hashlib.sha256(f"{_VERSION} {type(module).__name__}".encode())
     digest.update(json.dumps(module.described, sort_keys=True).encode())
@@ -127,25 +128,26 @@ def checksum(module: nn.Module, images: Tensor) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().contiguous().numpy().data)
     digest.update(f"{tuple(images.shape)}".encode())
-    for start in range(0, len(images), 4096):
-        digest.update(images[start : start + 4096].contiguous().numpy().data)
+    for part in in_parts(images):
+        digest.update(part.contiguous().numpy().data)
     return digest.hexdigest()[:40]
 
 
-def compute_features(module: nn.Module, images: Tensor) -> np.ndarray:
+def compute_features(module: nn.Module, images: Pixels) -> np.ndarray:
     """Features (N, d) of uint8 images (N, C, H, W), which the module sees as float32 from 0 to 1."""
     return np.concatenate(list(_blocks(module, images, range(0, len(images), _ROWS_AT_ONCE))))
 
 
-def _blocks(module: nn.Module, images: Tensor, starts: Sequence[int]) -> Generator[np.ndarray, None, None]:
+def _blocks(module: nn.Module, images: Pixels, starts: Sequence[int]) -> Generator[np.ndarray, None, None]:
     """The features of ``_ROWS_AT_ONCE`` images from each start on, in this order."""
     device = next((value.device for value in module.state_dict().values()), torch.device("cpu"))
+    few = rows_at_once(images.shape, _PIXELS_AT_ONCE)  # of large images less than a task's
     module.eval()
 
     @torch.no_grad()  # gradient mode belongs to a thread
     def task(start: int) -> np.ndarray:
-        pixels = images[start : start + _ROWS_AT_ONCE].to(device).float() / 255
-        return module(pixels).float().cpu().numpy()
+        rows = images[start : start + _ROWS_AT_ONCE].split(few)
+        return np.concatenate([module(part.to(device).float() / 255).float().cpu().numpy() for part in rows])
 
     if device.type != "cpu":
         yield from map(task, starts)

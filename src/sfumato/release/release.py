@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sfumato.accounting import event_from_dict
 from sfumato.data.augmentation import check_normalisation
 from sfumato.data.images import Task
+from sfumato.data.pixels import Pixels
 from sfumato.data.readers.decode import decode_image
 from sfumato.data.readers.rendering import Rendering
 from sfumato.errors import ConfigError, DataError, ModelError, RunError
@@ -78,7 +79,7 @@ class ReleasedModel:
         """How files of more than 8 bits became pictures in training."""
         return rendering_of(self.config)
 
-    def logits(self, images: Tensor, *, batch_size: int = 256) -> Tensor:
+    def logits(self, images: Pixels, *, batch_size: int = 256) -> Tensor:
         """Logits (N, classes) of uint8 images (N, C, H, W) of its size; their softmax is probability."""
         size, channels = self.config["image_size"], self.config["channels"]
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1:] != (channels, size, size):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from sfumato.data.pixels import Pixels
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.run.private_releases import (
     CLASS_COUNTS,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from sfumato.recipes.recipe import Recipe
     from sfumato.run.prepare import Prepared
 
-LogitsOf = Callable[[Tensor], Tensor]  # of the released model, for images
+LogitsOf = Callable[[Pixels], Tensor]  # of the released model, for images
 
 
 def check_decision(recipe: Recipe, splits: DataSplits) -> None:

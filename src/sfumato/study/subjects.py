@@ -145,7 +145,7 @@ def _of_run(
         rows = features_of(released.model.extractor, images.images, on_progress=on_progress)
         inputs = rows.clone()
     else:
-        inputs = normalise(images.images, mean, std)
+        inputs = normalise(images.images[:], mean, std)
     resolved = path.resolve()
     return Subject(
         name=resolved.parent.name if resolved.name == "release" else resolved.name,
@@ -184,7 +184,7 @@ def _fresh(
     return Subject(
         name=name,
         model=model.eval(),
-        inputs=normalise(images.images, mean, std),
+        inputs=normalise(images.images[:], mean, std),
         labels=images.labels,
         data=images.name,
         split=on,

@@ -10,14 +10,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sfumato.data import ImageSet, normalise
+from sfumato.data.pixels import Pixels, are_large, rows_at_once
 from sfumato.features.cache import OnProgress, features_of
 from sfumato.gradients.modes import evaluation_mode
 from sfumato.models.fixed_features import FixedFeatures
 from sfumato.training.decision import Decision
 from sfumato.training.finding_scores import FindingScores, finding_scores
 from sfumato.training.metrics import Floats, area_under_roc
+from sfumato.training.prefetch import made_ahead
 
 ARGMAX = Decision()  # the class of the largest output
+_PIXELS_AT_ONCE = 16 * 2**20  # of one batch: 256 images of 146 px; a network keeps many times as much
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +49,23 @@ AnyScores = Scores | FindingScores
 @torch.inference_mode()
 def predict_logits(
     model: nn.Module,
-    images: Tensor,
+    images: Pixels,
     *,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     batch_size: int = 256,
 ) -> Tensor:
-    """Logits (N, classes) of uint8 images, on the CPU; the model is in evaluation mode meanwhile."""
+    """Logits (N, classes) of uint8 images, on the CPU; the model is in evaluation mode meanwhile.
+
+    At most ``batch_size`` images at once, and of large ones so few that they fill 16 MiB.
+    """
     device = next(model.parameters()).device
+    size = min(batch_size, rows_at_once(images.shape, _PIXELS_AT_ONCE))
+    pixels = (images[start : start + size] for start in range(0, len(images), size))
     with evaluation_mode(model):
         parts = [
-            model(normalise(images[start : start + batch_size].to(device), mean, std)).float().cpu()
-            for start in range(0, len(images), batch_size)
+            model(normalise(part.to(device), mean, std)).float().cpu()
+            for part in (made_ahead(pixels) if are_large(images.shape) else pixels)
         ]
     return torch.cat(parts)
 
@@ -94,7 +102,7 @@ def evaluate(
 
 def logits_of(
     model: nn.Module,
-    images: Tensor,
+    images: Pixels,
     *,
     mean: tuple[float, ...],
     std: tuple[float, ...],

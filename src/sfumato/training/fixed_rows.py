@@ -49,10 +49,9 @@ class FeatureViews:
                 ids = indices[start : start + size]
                 yield self._microbatch(units.data, chosen, torch.arange(len(chosen)), ids, device)
             return
-        for ids, group in units.pack(indices, max_rows=size, views=1, randomness=randomness):
-            sizes = torch.tensor([len(chosen) for chosen in group])
-            unit_index = torch.arange(len(group)).repeat_interleave(sizes)
-            yield self._microbatch(units.data, torch.cat(group), unit_index, ids, device)
+        for group in units.pack(indices, max_rows=size, views=1, randomness=randomness):
+            unit_index = torch.arange(len(group.unit_ids)).repeat_interleave(group.sizes)
+            yield self._microbatch(units.data, group.images, unit_index, group.unit_ids, device)
 
     def _microbatch(
         self, data: ImageSet, chosen: Tensor, unit_index: Tensor, unit_ids: Tensor, device: torch.device

@@ -197,17 +197,12 @@ def clipped_total(
     draws at random comes from ``randomness``, for each unit by its number.
     """
     trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
-    device = trained[0][1].device
-    nothing = torch.zeros(0, dtype=torch.float64, device=device)
-    total = ClippedSum(
-        gradients={name: torch.zeros_like(value, dtype=torch.float64) for name, value in trained},
-        norms=nothing,
-        losses=nothing,
-        sensitivity=clipping.sensitivity(clip_norm),
-        dtypes={name: value.dtype for name, value in trained},
-    )
+    gradients = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in trained}
+    # joined at the end: joining them at each microbatch would copy all those before it again
+    norms: list[Tensor] = [torch.zeros(0, dtype=torch.float64, device=trained[0][1].device)]
+    losses = list(norms)
     for part in microbatches:
-        total += clipped_sum(
+        total = clipped_sum(
             model,
             part.inputs,
             part.targets,
@@ -220,7 +215,17 @@ def clipped_total(
             randomness=randomness,
             unit_ids=part.unit_ids,
         )
-    return total
+        for name, value in total.gradients.items():
+            gradients[name] += value
+        norms.append(total.norms)
+        losses.append(total.losses)
+    return ClippedSum(
+        gradients=gradients,
+        norms=torch.cat(norms),
+        losses=torch.cat(losses),
+        sensitivity=clipping.sensitivity(clip_norm),
+        dtypes={name: value.dtype for name, value in trained},
+    )
 
 
 def plain_total(

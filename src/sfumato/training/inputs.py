@@ -16,7 +16,9 @@ from torch import Tensor
 
 from sfumato.data import ImageSet, crop_and_flip, mix_views, normalise
 from sfumato.data.augmentation import check_mixing
+from sfumato.data.pixels import Pixels, are_large
 from sfumato.randomness import UnitRandomness
+from sfumato.training.prefetch import made_ahead
 
 CHOICE, VIEW, MIX = 0, 1, 2  # the draws of a unit: which of its images count, their views, and mixtures
 
@@ -30,6 +32,16 @@ class Microbatch:
     unit_index: Tensor  # (rows,), 0 … num_units - 1
     num_units: int
     unit_ids: Tensor  # (num_units,), their numbers in the data set
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """Some units of a step, whose rows fit together."""
+
+    unit_ids: Tensor  # (units,), their numbers in the data set
+    images: Tensor  # (images,), their numbers in the data set, a unit's one after the other
+    sizes: Tensor  # (units,), how many images each has here
+    numbers: Tensor  # (images,), counted from 0 within each unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,19 +102,29 @@ class Units:
 
     def pack(
         self, indices: Tensor, *, max_rows: int, views: int, randomness: UnitRandomness
-    ) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """Units and their images, in groups of at most ``max_rows`` rows but at least one unit."""
-        group: list[Tensor] = []
+    ) -> Iterator[Packed]:
+        """Units and their images, in groups of at most ``max_rows`` rows but at least one unit.
+
+        What a group takes, in time and memory, does not depend on how many units the step has.
+        """
+        counts = self.offsets[indices + 1] - self.offsets[indices]
+        ends = counts.clamp(max=self.max_images).cumsum(0)
         first = held = 0
-        for place, unit in enumerate(indices.tolist()):
-            chosen = self.choose(unit, randomness)
-            if group and (held + len(chosen)) * views > max_rows:
-                yield indices[first:place], group
-                group, first, held = [], place, 0
-            group.append(chosen)
-            held += len(chosen)
-        if group:
-            yield indices[first:], group
+        while first < len(indices):
+            last = int(torch.searchsorted(ends, held + max_rows // views, right=True))
+            group = slice(first, max(last, first + 1))
+            yield self._packed(indices[group], counts[group], randomness)
+            first, held = group.stop, int(ends[group.stop - 1])
+
+    def _packed(self, unit_ids: Tensor, counts: Tensor, randomness: UnitRandomness) -> Packed:
+        sizes = counts.clamp(max=self.max_images)
+        starts = sizes.cumsum(0) - sizes
+        numbers = torch.arange(int(sizes.sum())) - starts.repeat_interleave(sizes)
+        images = self.rows[self.offsets[unit_ids].repeat_interleave(sizes) + numbers]
+        for place in (counts > self.max_images).nonzero()[:, 0].tolist():  # of them a choice counts
+            first, size = int(starts[place]), int(sizes[place])
+            images[first : first + size] = self.choose(int(unit_ids[place]), randomness)
+        return Packed(unit_ids=unit_ids, images=images, sizes=sizes, numbers=numbers)
 
 
 def _label_numbers(data: ImageSet) -> np.ndarray:
@@ -113,6 +135,12 @@ def _label_numbers(data: ImageSet) -> np.ndarray:
     rows = np.packbits(labels.astype(bool), axis=1)
     digests = b"".join(hashlib.sha256(row.tobytes()).digest()[:8] for row in rows)
     return np.frombuffer(digests, dtype="<i8")
+
+
+def _with_pixels(packed: Iterator[Packed], images: Pixels) -> Iterator[tuple[Packed, Tensor]]:
+    """Each group with its images; those of a set that is memory-mapped are read ahead of their use."""
+    read = ((group, images[group.images]) for group in packed)
+    return made_ahead(read) if are_large(images.shape) else read
 
 
 class Inputs(Protocol):
@@ -182,23 +210,21 @@ class Views:
         """
         multiplicity = self.rows_per_image
         packed = units.pack(indices, max_rows=max_rows, views=multiplicity, randomness=randomness)
-        for unit_ids, group in packed:
-            images = torch.cat(group)
-            sizes = torch.tensor([len(chosen) for chosen in group])
-            inputs = normalise(units.data.images[images].to(device), self.mean, self.std)
+        for group, pixels in _with_pixels(packed, units.data.images):
+            inputs = normalise(pixels.to(device), self.mean, self.std)
             if self.count:
-                owners = unit_ids.repeat_interleave(sizes).numpy()
-                numbers = np.concatenate([np.arange(len(chosen)) for chosen in group])
-                inputs = self._drawn(inputs, owners, numbers, randomness)
-            unit_index = torch.arange(len(group)).repeat_interleave(sizes * multiplicity)
+                owners = group.unit_ids.repeat_interleave(group.sizes).numpy()
+                inputs = self._drawn(inputs, owners, group.numbers.numpy(), randomness)
+            num_units = len(group.unit_ids)
+            unit_index = torch.arange(num_units).repeat_interleave(group.sizes * multiplicity)
             if inputs.dim() == 4:  # the faster format for convolutions; weights keep theirs
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield Microbatch(
                 inputs=inputs,
-                targets=units.data.labels[images].repeat_interleave(multiplicity, dim=0).to(device),
+                targets=units.data.labels[group.images].repeat_interleave(multiplicity, dim=0).to(device),
                 unit_index=unit_index.to(device),
-                num_units=len(group),
-                unit_ids=unit_ids,
+                num_units=num_units,
+                unit_ids=group.unit_ids,
             )
 
     def _drawn(

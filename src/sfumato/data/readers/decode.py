@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from threading import Lock
@@ -41,7 +42,8 @@ Result = TypeVar("Result")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
 _GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16L", "I;16B", "I;16N"))
-_CHUNK = 1024
+_CHUNK_BYTES = 8 * 2**20  # decoded pixels of one task
+_TASKS_AHEAD = 3  # for each thread
 _AT_ONCE = 32  # files of one task: one by one, handing them out takes longer than reading a header
 
 
@@ -68,7 +70,7 @@ def read_headers(
     """Headers of all files; a file that is no image, or too large to decode, is named and refused."""
     headers: list[Header] = []
     with _strict_readers(), ThreadPoolExecutor(num_threads()) as pool:
-        for part in _mapped(pool, lambda path: _read_header(path, rendering), paths):
+        for part in in_order(pool, lambda path: _read_header(path, rendering), paths):
             headers += part
             if on_progress is not None:
                 on_progress(len(headers), len(paths))
@@ -78,15 +80,32 @@ def read_headers(
 def read_patients(paths: Sequence[Path]) -> list[str]:
     """The PatientID of each DICOM file, sensitive; the empty text where there is none."""
     with _strict_readers(), ThreadPoolExecutor(num_threads()) as pool:
-        return [patient for part in _mapped(pool, dicom.read_patient, paths) for patient in part]
+        return [patient for part in in_order(pool, dicom.read_patient, paths) for patient in part]
 
 
-def _mapped(
-    pool: ThreadPoolExecutor, work: Callable[[File], Result], paths: Sequence[File]
+def in_order(
+    pool: ThreadPoolExecutor,
+    work: Callable[[File], Result],
+    paths: Sequence[File],
+    *,
+    at_once: int = _AT_ONCE,
 ) -> Iterator[list[Result]]:
-    """``work`` for all files, in their order, some at a time."""
-    parts = [paths[start : start + _AT_ONCE] for start in range(0, len(paths), _AT_ONCE)]
-    return pool.map(lambda part: [work(path) for path in part], parts)
+    """``work`` for all files, in their order, ``at_once`` to a task; few tasks are ahead of what is used."""
+    waiting: deque[Future[list[Result]]] = deque()
+
+    def some(start: int) -> list[Result]:
+        return [work(path) for path in paths[start : start + at_once]]
+
+    try:
+        for start in range(0, len(paths), at_once):
+            waiting.append(pool.submit(some, start))
+            if len(waiting) > _TASKS_AHEAD * num_threads():
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def decode_files(
@@ -97,10 +116,12 @@ def decode_files(
     fit: Fit,
     rendering: Rendering = AS_THE_FILES_SAY,
     on_progress: OnProgress | None = None,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Chunks of (images uint8 (n, C, S, S), content ids int64 (n,)) in the order of ``paths``.
+    start: int = 0,
+) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
+    """Chunks of (images uint8 (n, C, S, S), content ids int64 (n,)) of the files from ``start`` on, in order.
 
-    A corrupt or truncated file is named and refused; nothing is skipped.
+    A corrupt or truncated file is named and refused; nothing is skipped. Chunks are small, and few of them
+    are decoded ahead of what is used.
     """
 
     def one(path: Path | Upload) -> tuple[np.ndarray, int]:
@@ -108,19 +129,17 @@ def decode_files(
         pixels = np.asarray(_fit(image, image_size, channels, fit))
         return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1), pixel_id(identified_by)
 
-    done = 0
+    at_once = max(1, min(_AT_ONCE, _CHUNK_BYTES // (channels * image_size**2)))
+    done = start
     with _strict_readers(), ThreadPoolExecutor(num_threads()) as pool:
-        for start in range(0, len(paths), _CHUNK):
-            part = paths[start : start + _CHUNK]
-            images = np.empty((len(part), channels, image_size, image_size), dtype=np.uint8)
-            ids = np.empty(len(part), dtype=np.int64)
-            row = 0
-            for decoded in _mapped(pool, one, part):
-                for images[row], ids[row] in decoded:
-                    row += 1
-                if on_progress is not None:
-                    on_progress(done + row, len(paths))
-            done += len(part)
+        for decoded in in_order(pool, one, paths[start:], at_once=at_once):
+            images = np.empty((len(decoded), channels, image_size, image_size), dtype=np.uint8)
+            ids = np.empty(len(decoded), dtype=np.int64)
+            for row, (pixels, content_id) in enumerate(decoded):
+                images[row], ids[row] = pixels, content_id
+            done += len(decoded)
+            if on_progress is not None:
+                on_progress(done, len(paths))
             yield images, ids
 
 

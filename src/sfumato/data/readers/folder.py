@@ -10,6 +10,7 @@ import torch
 
 from sfumato.data.cache import decode_all
 from sfumato.data.images import DataSplits, ImageSet
+from sfumato.data.pixels import choose_rows
 from sfumato.data.readers.decode import Fit, Header, OnProgress, read_headers
 from sfumato.data.readers.findings import refuse_findings
 from sfumato.data.readers.listing import SPLITS, Entry, Listing, empty_class, image_files, list_folder
@@ -60,7 +61,7 @@ def load_folder(
         if not rows:
             continue
         parts[split] = ImageSet(
-            images=_take(images, rows),
+            images=choose_rows(images, torch.tensor(rows)),
             labels=labels[rows],
             classes=listing.classes,
             patients=None if numbers is None else numbers[rows],
@@ -156,13 +157,6 @@ def _read_ascii(path: Path) -> str:
 
 def _entry(folder: Path, path: Path, split: str, label: int) -> Entry:
     return Entry(path, path.relative_to(folder).as_posix(), split, label, None, str(path))
-
-
-def _take(images: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """The rows, as a view if they lie together: a memory-mapped set must not be copied into memory."""
-    if rows[-1] - rows[0] + 1 == len(rows):
-        return images[rows[0] : rows[-1] + 1]
-    return images[rows]
 
 
 def _suggestions(headers: Sequence[Header], image_size: int | None, channels: int | None) -> tuple[str, ...]:
