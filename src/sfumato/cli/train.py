@@ -11,6 +11,7 @@ import click
 from sfumato.cli import Window, echo_json, split_names
 from sfumato.cli.backbone import backbone_options, backbone_settings
 from sfumato.cli.metric_logs import log_options, mirrored
+from sfumato.cli.ranks import helped_first_rank
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def command(
     runs/NAME with the model in release/, a report, and the guarantee in whole sentences.
     """
     _check_flags(data, epsilon, out, no_privacy=no_privacy, resume=resume)
+    if helped_first_rank(force=force, dry_run=dry_run):
+        return
     flags: dict[str, Any] = {
         "data.name": _absolute(data),
         "data.patient_from": patient_from,

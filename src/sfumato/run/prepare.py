@@ -50,6 +50,7 @@ from sfumato.training.inputs import Inputs, Units, Views
 from sfumato.training.kalman import KalmanFilter
 from sfumato.training.last_layer import last_layer_views
 from sfumato.training.losses import BinaryCrossEntropy
+from sfumato.training.ranks import ALONE, Ranks, first_on_host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,7 @@ class Prepared:
     components: Components = AS_THE_RECIPE_SAYS
     prior: Shares | None = None  # of the classes among the units: declared, or released once the run begins
     findings: tuple[Finding, ...] = ()  # what the doctor found worth knowing
+    ranks: Ranks = ALONE
 
     @property
     def recipe(self) -> Recipe:
@@ -171,13 +173,14 @@ def prepare(
     pretrained: Path | None = None,
     components: Components = AS_THE_RECIPE_SAYS,
     observer: ProgressObserver | None = None,
+    ranks: Ranks = ALONE,
 ) -> Prepared:
     """Load, build, plan and check; raises before any budget is spent.
 
     ``data``, ``model`` and ``components`` (loss, clipping, sampling, optimizer) replace what the recipe
     names. ``force`` accepts a delta above 1 / (number of units), which the statement then says.
     ``pretrained`` is the finished first stage of a recipe with [pretraining]. ``observer`` is told how far
-    the computation of features is.
+    the computation of features is. Of several ``ranks`` each prepares the same.
     """
     recipe = recipe if model is not None else with_backbone(recipe)
     splits = data if data is not None else load_splits(recipe.data, on_progress=reading_counter(observer))
@@ -188,14 +191,15 @@ def prepare(
     source: RandomSource = (
         SecureSource() if recipe.training.seed is None else SeededSource(recipe.training.seed)
     )
-    device = choose_device(recipe.performance.device)
-    network = build_network(
-        recipe, train, source, checkpoint=checkpoint, device=device, model=model, observer=observer
-    )
+    device = choose_device(recipe.performance.device, ranks)
+    with first_on_host(ranks):  # fits the features, and the others find them in the cache
+        network = build_network(
+            recipe, train, source, checkpoint=checkpoint, device=device, model=model, observer=observer
+        )
     optimizer = components.optimizer_of(recipe, network, plan)
     check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
     check_room(recipe, network, train)
-    max_rows = recipe.performance.microbatch_size or fitting_rows(network, train, device)
+    max_rows = recipe.performance.microbatch_size or fitting_rows(network, train, device, ranks)
     findings = () if plan is None else examine(recipe, splits, network, plan, max_rows=max_rows)
     if plan is not None and not components.are_named:
         check_components(recipe, components, network, train, plan)
@@ -206,16 +210,19 @@ def prepare(
         units=group_units(recipe, train),
         model=network,
         optimizer=optimizer,
-        views=feature_views(network, recipe, train, on_progress=counter) or image_views(resolved),
+        views=feature_views(network, recipe, train, on_progress=counter, ranks=ranks)
+        or image_views(resolved),
         source=source,
         device=device,
         max_rows=max_rows,
         components=components,
         prior=declared_prior(recipe, resolved.classes),
         findings=findings,
+        ranks=ranks,
     )
     weights_are_final = recipe.pretraining is None or checkpoint is not None
-    return with_last_layer_rows(prepared, observer) if weights_are_final else prepared
+    # other ranks get their weights from the first one, before the steps
+    return with_last_layer_rows(prepared, observer) if weights_are_final and ranks.is_first else prepared
 
 
 def with_pretrained_weights(prepared: Prepared, release: Path, observer: ProgressObserver | None) -> Prepared:
