@@ -62,7 +62,7 @@ def joined_ranks() -> Iterator[Ranks]:
             raise _stopped() from error
         raise
     finally:
-        ranks.leave()
+        ranks.close()
 
 
 def _timeout_seconds() -> float:

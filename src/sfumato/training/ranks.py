@@ -48,6 +48,7 @@ class Ranks:
     _wire: torch.device = field(default_factory=lambda: torch.device("cpu"))
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _end: threading.Event = field(default_factory=threading.Event)
+    _heart: threading.Thread | None = None
 
     @property
     def is_first(self) -> bool:
@@ -141,7 +142,8 @@ class Ranks:
         """The others are ready for orders. From now on they hear from this rank, also while it is busy."""
         self.leading = True
         if self.is_first and self.group is not None:
-            threading.Thread(target=self._beat, daemon=True).start()
+            self._heart = threading.Thread(target=self._beat, daemon=True)
+            self._heart.start()
 
     def _beat(self) -> None:
         while not self._end.wait(self.timeout.total_seconds() / _BEATS):
@@ -154,10 +156,10 @@ class Ranks:
                 finally:
                     self._lock.release()
 
-    def leave(self, error: BaseException | None = None) -> bool:
-        """This rank goes; says why, if the others can still hear it. Returns whether the first one knows."""
+    def leave(self, error: BaseException) -> bool:
+        """Say why this rank goes, if the others can still hear it. Returns whether the first one knows."""
         self._end.set()
-        if self.group is None or self.broken or error is None:
+        if self.group is None or self.broken:
             return False
         with self._lock:
             if not self.leading:
@@ -172,6 +174,13 @@ class Ranks:
                 ):
                     pass
         return self.is_first
+
+    def close(self) -> None:
+        """Close the connections: at the end of the program it would be too late for their threads."""
+        self._end.set()
+        if self._heart is not None:
+            self._heart.join(timeout=5)
+        self.group = self._tensors = self.store = None
 
     def _text(self, text: str, *, root: int) -> str:
         """The text of rank ``root``, on every rank."""
