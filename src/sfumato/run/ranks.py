@@ -31,7 +31,7 @@ from sfumato.run.sums import ranked_sum
 from sfumato.training.components import Components
 from sfumato.training.inputs import Units
 from sfumato.training.ranked_sum import RankedSum
-from sfumato.training.ranks import ALONE, Ranks
+from sfumato.training.ranks import ALONE, Ranks, reason_of
 
 ECHO_SECONDS = 5.0  # torchrun hands on a Ctrl-C that the terminal has sent to every process already
 TIMEOUT = "SFUMATO_RANK_TIMEOUT"  # seconds of silence after which a rank is given up
@@ -90,7 +90,7 @@ def _join(timeout: timedelta) -> Ranks:
     except (RuntimeError, ValueError, StopIteration) as error:
         raise RunError(
             "no-ranks",
-            f"the processes could not meet: {str(error).splitlines()[0]}",
+            f"the processes could not meet: {reason_of(error)}",
             why="WORLD_SIZE says that there are several, so that this one may not train alone.",
             fix="Start them with torchrun, and check its --rdzv-endpoint and the network between the hosts.",
         ) from error

@@ -7,6 +7,7 @@ closes its connections, and one that falls silent is given up after a time.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -206,7 +207,7 @@ class Ranks:
             self.broken = True
             raise RunError(
                 "rank-lost",
-                f"rank {self.number} of {self.size} has lost another one: {str(error).splitlines()[0]}",
+                f"rank {self.number} of {self.size} has lost another one: {reason_of(error)}",
                 why="Its process was killed, its machine is gone, or it was silent for too long. The steps "
                 "that were whole are saved.",
                 fix="Go on with --resume, with any number of ranks. If a step may take longer than "
@@ -242,6 +243,12 @@ def cut_evenly(sizes: Tensor, parts: int) -> list[int]:
 def stretch(cuts: Sequence[int], number: int) -> slice:
     """What lies between two cuts."""
     return slice(cuts[number], cuts[number + 1])
+
+
+def reason_of(error: Exception) -> str:
+    """What gloo says, without the place in its source and its advice."""
+    first = (str(error).splitlines() or [""])[0]
+    return re.sub(r"^\[[^]]*\]\s*", "", first).partition(". ")[0]
 
 
 def _broadcast(group: Group, values: Tensor, *, root: int) -> None:
