@@ -119,3 +119,21 @@ def test_killed_trainings_resume_and_the_ledger_never_shows_too_little(tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kills: 6" in done.stdout
+
+
+def test_killed_ranks_leave_a_run_that_another_number_of_them_finishes():
+    """A short form of ``python attacks/kill_ranks.py --rounds 20``: each harm once, on 1, 2 and 4 ranks."""
+    import os
+    import subprocess
+    import sys
+
+    if not hasattr(os, "fork"):
+        pytest.skip("this system cannot fork")
+    done = subprocess.run(
+        [sys.executable, ATTACKS / "kill_ranks.py", "--rounds", "5", "--longest", "0.5"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SIGTERM to one: 1" in done.stdout

@@ -12,6 +12,7 @@ import sys
 
 import click
 
+from sfumato.cli.ranks import rank_of_process, refuse_ranks
 from sfumato.errors import SfumatoError
 
 # name -> (module, help). The help stands here so that listing the commands imports none of them.
@@ -40,6 +41,10 @@ COMMANDS = {
 }
 
 
+OVER_RANKS = ("train",)  # commands that several processes of torchrun can do together
+SAID_BY_FIRST = ("run-stopped", "rank-failed")  # errors that rank 0 explains, so that the others are silent
+
+
 class LazyGroup(click.Group):
     """A group whose commands live in modules of their own, imported on first use."""
 
@@ -49,6 +54,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
+        if name not in OVER_RANKS:
+            refuse_ranks(f"sfumato {name}")
         return importlib.import_module(COMMANDS[name][0]).command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -105,15 +112,17 @@ def main(argv: list[str] | None = None) -> None:
     try:
         cli.main(args=arguments, prog_name="sfumato", standalone_mode=False)
     except SfumatoError as error:
-        if "--json" in arguments:
-            echo_json(error.as_dict())
-        click.echo(str(error), err=True)
+        if not rank_of_process() or error.code not in SAID_BY_FIRST:
+            if "--json" in arguments:
+                echo_json(error.as_dict())
+            click.echo(str(error), err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted.", err=True)
+        if not rank_of_process():
+            click.echo("Interrupted.", err=True)
         sys.exit(130)
     except BrokenPipeError:
         # The reader went away (sfumato ... | head); keep Python's shutdown from complaining about it.

@@ -139,6 +139,54 @@ def data(
 
 
 @command.command()
+@click.option("--model", "model", default="wrn_16_4", show_default=True, help="A model of the zoo.")
+@click.option("--processes", default=2, show_default=True, type=click.IntRange(2), help="One thread each.")
+@click.option("--batch", default=1024, show_default=True, type=click.IntRange(1), help="Units in a step.")
+@click.option("--views", default=1, show_default=True, type=click.IntRange(1), help="Rows of each unit.")
+@click.option("--image-size", default=32, show_default=True, type=click.IntRange(8))
+@click.option("--rows", default=64, show_default=True, type=click.IntRange(1), help="In memory at once.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def ranks(
+    model: str,
+    processes: int,
+    batch: int,
+    views: int,
+    image_size: int,
+    rows: int,
+    rounds: int,
+    as_json: bool,
+) -> None:
+    """Whole private steps on several processes beside the same steps on one, in turn.
+
+    The machine must be idle, and have a core for each process.
+    """
+    from sfumato.bench.ranks import bench_ranks
+
+    result = bench_ranks(
+        model,
+        processes=processes,
+        batch_size=batch,
+        views=views,
+        image_size=image_size,
+        max_rows=rows,
+        rounds=rounds,
+    )
+    if as_json:
+        echo_json(result)
+        return
+    click.echo(f"{model}, {batch:,} units x {views} views, {rounds} interleaved rounds")
+    click.echo(f"  1 process      {result['seconds_alone']:8.2f} s per step")
+    click.echo(f"  {processes} processes    {result['seconds_together']:8.2f} s per step")
+    work = float(result["processor_seconds_alone"]) / float(result["processor_seconds_together"])
+    click.echo(
+        f"  {result['speedup']:.2f} times as fast ({result['least_speedup']:.2f} to "
+        f"{result['most_speedup']:.2f}); exchange {1000 * float(result['exchange_seconds']):.0f} ms; "
+        f"{work:.2f} by processor time"
+    )
+
+
+@command.command()
 @click.argument("results", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("picture", type=click.Path(dir_okay=False, path_type=Path))
 def plot(results: Path, picture: Path) -> None:

@@ -11,6 +11,7 @@ from sfumato.cli import Window, echo_json, split_names
 from sfumato.cli.backbone import backbone_options, backbone_settings
 from sfumato.cli.dry_run import check_planned, hardware_options, show_plan
 from sfumato.cli.metric_logs import log_options, mirrored
+from sfumato.cli.ranks import helped_first_rank
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ def command(
     """
     _check_flags(data, epsilon, out, no_privacy=no_privacy, resume=resume)
     check_planned(hardware, dry_run=dry_run)
+    if helped_first_rank(force=force, dry_run=dry_run):
+        return
     flags: dict[str, Any] = {
         "data.name": absolute(data),
         "data.patient_from": patient_from,

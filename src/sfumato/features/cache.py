@@ -46,13 +46,9 @@ def features_of(
     name is a checksum of it, of the weights and of the images in order: a change of any is another entry.
     Parts are kept as they are done, so that an interruption loses no more than one.
     """
-    entry = (folder or cache_home("features")) / f"{checksum(module, images)}.npy"
+    entry = _entry(module, images, folder)
     if _mapped(entry, len(images)) is None:
-        every = range(len(images))
-        parts = {
-            entry.with_name(f"{entry.stem}-{start}.part"): every[start : start + _ROWS_PER_PART]
-            for start in every[::_ROWS_PER_PART]
-        }
+        parts = _parts(entry, len(images))
         _complete(parts, module, images, on_progress)
         found = [_mapped(file, len(rows)) for file, rows in parts.items()]
         kept = [part for part in found if part is not None]
@@ -72,9 +68,40 @@ def features_of(
 
 def keep_rows(module: nn.Module, images: Pixels, rows: Tensor, *, folder: Path | None = None) -> None:
     """Put features that are known already into the cache as those of ``images``, such as a part of a set."""
-    entry = (folder or cache_home("features")) / f"{checksum(module, images)}.npy"
+    entry = _entry(module, images, folder)
     if _mapped(entry, len(images)) is None:
         _write(entry, [rows.numpy()])
+
+
+def complete_parts(
+    module: nn.Module,
+    images: Pixels,
+    *,
+    worker: tuple[int, int],
+    folder: Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Compute this worker's share of the parts that are missing: worker (2, 4) the third of four.
+
+    When all workers have done so, ``features_of`` has nothing left to compute.
+    """
+    entry, (number, count) = _entry(module, images, folder), worker
+    if _mapped(entry, len(images)) is None:
+        parts = _parts(entry, len(images))
+        _complete(dict(list(parts.items())[number::count]), module, images, on_progress)
+
+
+def _entry(module: nn.Module, images: Pixels, folder: Path | None) -> Path:
+    return (folder or cache_home("features")) / f"{checksum(module, images)}.npy"
+
+
+def _parts(entry: Path, num_rows: int) -> dict[Path, range]:
+    """The files that an entry is made of, with their rows."""
+    every = range(num_rows)
+    return {
+        entry.with_name(f"{entry.stem}-{start}.part"): every[start : start + _ROWS_PER_PART]
+        for start in every[::_ROWS_PER_PART]
+    }
 
 
 def _mapped(entry: Path, num_rows: int) -> np.ndarray | None:

@@ -11,14 +11,33 @@ from torch import nn
 from sfumato.data import ImageSet
 from sfumato.errors import ConfigError
 from sfumato.gradients.memory import bytes_per_row, free_memory, rows_in_memory
+from sfumato.training.ranks import ALONE, Ranks
 
 WITHOUT_FLOAT64 = ("mps",)  # devices, by torch's names
 _LOOK_SECONDS = 0.5  # how long the other programs are watched
 _CHOSEN_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def choose_device(name: str) -> torch.device:
-    """The device by torch's name; ``auto``: the accelerator if it has float64, in which norms are added."""
+def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+    """The device by torch's name; ``auto``: the accelerator if it has float64, in which norms are added.
+
+    Each of several ``ranks`` on a host takes a device of its own, if they are accelerators.
+    """
+    device = _device(name)
+    if ranks.size > 1 and device.type != "cpu":
+        if ranks.size_on_host > torch.accelerator.device_count():
+            raise ConfigError(
+                "too-many-ranks",
+                f"{ranks.size_on_host} ranks on a host with {torch.accelerator.device_count()} devices.",
+                why="Two ranks on one device are slower than one.",
+                fix="Start as many processes per host as it has devices, or set performance.device=cpu.",
+            )
+        device = torch.device(device.type, ranks.number_on_host)
+        ranks.send_tensors_by_device(device)
+    return device
+
+
+def _device(name: str) -> torch.device:
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is None or accelerator.type in WITHOUT_FLOAT64:
@@ -43,11 +62,13 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def fitting_rows(model: nn.Module, train: ImageSet, device: torch.device) -> int:
-    """Rows of a microbatch, from the memory that is free now."""
+def fitting_rows(model: nn.Module, train: ImageSet, device: torch.device, ranks: Ranks = ALONE) -> int:
+    """Rows of a microbatch, from the memory that is free now, which ranks on one host share."""
     example = torch.zeros(1, *train.images.shape[1:], device=device)
     row_bytes = bytes_per_row(model, example)
-    return rows_in_memory(row_bytes, free_memory(device), on_accelerator=device.type != "cpu")
+    on_accelerator = device.type != "cpu"
+    free = free_memory(device) // (1 if on_accelerator else ranks.size_on_host)
+    return rows_in_memory(row_bytes, free, on_accelerator=on_accelerator)
 
 
 def spare_busy_cores() -> str | None:

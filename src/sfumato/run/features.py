@@ -13,17 +13,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from scipy.optimize import brentq
 from scipy.special import ndtr
-from torch import nn
+from torch import Tensor, nn
 
 from sfumato.data import KNOWN_SETS, ImageSet
 from sfumato.errors import ConfigError
-from sfumato.features.cache import OnProgress, checksum, features_of, not_writable
+from sfumato.features.cache import OnProgress, checksum, complete_parts, features_of, not_writable
 from sfumato.files import cache_home, put, workspace
 from sfumato.models import find_variant, list_feature_heads
 from sfumato.models.backbones import FEATURES
 from sfumato.models.fixed_features import FeatureClassifier, FixedFeatures
 from sfumato.run.planning import delta_of
 from sfumato.training.fixed_rows import ROWS_AT_ONCE, FeatureViews
+from sfumato.training.ranks import ALONE, Ranks, first_on_host
 
 if TYPE_CHECKING:
     from sfumato.recipes.feature_settings import FeatureSettings
@@ -210,6 +211,7 @@ def feature_views(
     *,
     on_progress: OnProgress | None = None,
     compute: bool = True,
+    ranks: Ranks = ALONE,
 ) -> FeatureViews | None:
     """The training images' features, from the cache if they are there; None without a [features] section.
 
@@ -218,8 +220,20 @@ def feature_views(
     if recipe.features is None or not isinstance(model, FixedFeatures):
         return None
     if compute:
-        features = features_of(model.extractor, train.images, on_progress=on_progress)
+        features = share_features(model.extractor, train.images, ranks, on_progress=on_progress)
     else:
         features = torch.empty(len(train), model.extractor.num_features, device="meta")
     linear = isinstance(model, FeatureClassifier)
     return FeatureViews(features=features, rows_at_once=ROWS_AT_ONCE if linear else 1)
+
+
+def share_features(
+    extractor: nn.Module, images: Pixels, ranks: Ranks, *, on_progress: OnProgress | None = None
+) -> Tensor:
+    """The features of ``images``; what is not in the cache the ranks of each host compute together."""
+    if ranks.size > 1:
+        worker = (ranks.number_on_host, ranks.size_on_host)
+        complete_parts(extractor, images, worker=worker, on_progress=on_progress)
+        ranks.agree()  # all parts are there
+    with first_on_host(ranks):  # puts them together
+        return features_of(extractor, images, on_progress=on_progress)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -22,19 +24,24 @@ class Interruption:
 
 
 @contextlib.contextmanager
-def deferred_interrupts() -> Iterator[Interruption]:
+def deferred_interrupts(*, echo_seconds: float = 0.0) -> Iterator[Interruption]:
     """Within the block the first SIGINT or SIGTERM only sets ``requested``.
 
-    A half-applied update must not be saved, so the signal waits until the step is whole.
+    A half-applied update must not be saved, so the signal waits until the step is whole. Signals within
+    ``echo_seconds`` after the first are the same one, handed on by whoever started this process.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption  # only the main thread may handle signals
         return
 
+    first = math.inf  # when it came
+
     def handle(_number: int, _frame: FrameType | None) -> None:
-        if interruption.requested:
+        nonlocal first
+        if time.monotonic() - first >= echo_seconds:
             raise KeyboardInterrupt
+        first = min(first, time.monotonic())
         interruption.requested = True
 
     numbers = (signal.SIGINT, signal.SIGTERM)

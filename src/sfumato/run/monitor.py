@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sfumato.run.prepare import Prepared, ProgressObserver, ScoredSet, features_counter
+from sfumato.run.scoring import scored_logits
 from sfumato.run.state import LineLog
 from sfumato.training.averaging import WeightAverage
-from sfumato.training.evaluation import AnyScores, evaluate
+from sfumato.training.evaluation import AnyScores, score
 from sfumato.training.loop import StepRecord
 from sfumato.training.optimizers import Schedule
 
@@ -114,18 +115,11 @@ class Monitor:
         self.stopped_early = 0 < patience <= self.evaluations_since_best
 
     def _evaluate(self, average: WeightAverage, scored: ScoredSet) -> AnyScores:
-        views = self.prepared.views
         counter = features_counter(self.observer, scored.split)
         model = average.averaged(self.prepared.model)
-        return evaluate(
-            model,
-            scored.images,
-            mean=views.mean,
-            std=views.std,
-            decision=self.prepared.decision,
-            on_progress=counter,
-            intervals=False,  # they take time, and the finished model is scored once more
-        )
+        logits = scored_logits(self.prepared, model, scored, on_progress=counter)
+        # intervals take time, and the finished model is scored once more
+        return score(logits, scored.images, decision=self.prepared.decision, intervals=False)
 
 
 def _finite(value: float | None) -> float | None:

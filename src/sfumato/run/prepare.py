@@ -50,6 +50,7 @@ from sfumato.training.inputs import Inputs, Units, Views
 from sfumato.training.kalman import KalmanFilter
 from sfumato.training.last_layer import last_layer_views
 from sfumato.training.losses import BinaryCrossEntropy
+from sfumato.training.ranks import ALONE, Ranks, first_on_host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,7 @@ class Prepared:
     components: Components = AS_THE_RECIPE_SAYS
     prior: Shares | None = None  # of the classes among the units: declared, or released once the run begins
     findings: tuple[Finding, ...] = ()  # what the doctor found worth knowing
+    ranks: Ranks = ALONE
 
     @property
     def recipe(self) -> Recipe:
@@ -172,6 +174,7 @@ def prepare(
     components: Components = AS_THE_RECIPE_SAYS,
     observer: ProgressObserver | None = None,
     rows: bool = True,
+    ranks: Ranks = ALONE,
 ) -> Prepared:
     """Load, build, plan and check; raises before any budget is spent.
 
@@ -179,7 +182,7 @@ def prepare(
     names. ``force`` accepts a delta above 1 / (number of units), which the statement then says.
     ``pretrained`` is the finished first stage of a recipe with [pretraining]. ``observer`` is told how far
     the computation of features is. Without ``rows`` no fixed feature is fitted or computed: they have their
-    shape only, enough for an estimate and for nothing else.
+    shape only, enough for an estimate and for nothing else. Of several ``ranks`` each prepares the same.
     """
     recipe = recipe if model is not None else with_backbone(recipe)
     splits = data if data is not None else load_splits(recipe.data, on_progress=reading_counter(observer))
@@ -190,21 +193,22 @@ def prepare(
     source: RandomSource = (
         SecureSource() if recipe.training.seed is None else SeededSource(recipe.training.seed)
     )
-    device = choose_device(recipe.performance.device)
-    network = build_network(
-        recipe,
-        train,
-        source,
-        checkpoint=checkpoint,
-        device=device,
-        model=model,
-        observer=observer,
-        fit=rows,
-    )
+    device = choose_device(recipe.performance.device, ranks)
+    with first_on_host(ranks):  # fits the features, and the others find them in the cache
+        network = build_network(
+            recipe,
+            train,
+            source,
+            checkpoint=checkpoint,
+            device=device,
+            model=model,
+            observer=observer,
+            fit=rows,
+        )
     optimizer = components.optimizer_of(recipe, network, plan)
     check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
     check_room(recipe, network, train)
-    max_rows = recipe.performance.microbatch_size or fitting_rows(network, train, device)
+    max_rows = recipe.performance.microbatch_size or fitting_rows(network, train, device, ranks)
     findings = () if plan is None else examine(recipe, splits, network, plan, max_rows=max_rows)
     if plan is not None and not components.are_named:
         check_components(recipe, components, network, train, plan)
@@ -215,7 +219,7 @@ def prepare(
         units=group_units(recipe, train),
         model=network,
         optimizer=optimizer,
-        views=feature_views(network, recipe, train, on_progress=counter, compute=rows)
+        views=feature_views(network, recipe, train, on_progress=counter, compute=rows, ranks=ranks)
         or image_views(resolved),
         source=source,
         device=device,
@@ -223,9 +227,12 @@ def prepare(
         components=components,
         prior=declared_prior(recipe, train),
         findings=findings,
+        ranks=ranks,
     )
     weights_are_final = recipe.pretraining is None or checkpoint is not None or not rows
-    return with_last_layer_rows(prepared, observer, compute=rows) if weights_are_final else prepared
+    if not (weights_are_final and ranks.is_first):  # other ranks get their weights from it, before the steps
+        return prepared
+    return with_last_layer_rows(prepared, observer, compute=rows)
 
 
 def with_pretrained_weights(prepared: Prepared, release: Path, observer: ProgressObserver | None) -> Prepared:

@@ -18,10 +18,11 @@ from sfumato.reporting.report import write_report
 from sfumato.run.filing import History, filing_of, keep_filing
 from sfumato.run.prepare import Prepared, ProgressObserver, ScoredSet, features_counter
 from sfumato.run.private_releases import private_releases, release_sentences
+from sfumato.run.scoring import scored_logits
 from sfumato.training.assessment import Outputs, assess, flat_measures
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.decision import Decision
-from sfumato.training.evaluation import AnyScores, logits_of
+from sfumato.training.evaluation import AnyScores
 from sfumato.training.evaluation import scores as score_logits
 from sfumato.training.finding_scores import finding_scores
 
@@ -48,6 +49,21 @@ class RunResult:
     scored_split: str | None
     scores_are_sensitive: bool  # measured on private images: for those who may see these, and nobody else
     seconds: float
+
+    def for_other_ranks(self) -> dict[str, Any]:
+        """What other ranks are told; scores may be private, and stay with the first one."""
+        return {
+            "folder": str(self.folder),
+            "num_steps": self.num_steps,
+            "privacy": self.privacy,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def of_first_rank(cls, told: dict[str, Any]) -> RunResult:
+        """The result of the run on another rank than the first."""
+        unknown = {"scores": None, "assessment": None, "scored_split": None, "scores_are_sensitive": False}
+        return cls(**{**told, "folder": Path(told["folder"]), **unknown})
 
 
 def publish(
@@ -95,7 +111,7 @@ def publish(
     if audit is not None:  # of the same run, finished before
         card = with_audit(card, audit["sentence"], audit["violations"])
     times = {"seconds": seconds, "total_seconds": total_seconds}
-    environment = {**describe_environment(), **times, "max_rows": max_rows}
+    environment = {**describe_environment(), **times, "max_rows": max_rows, "num_ranks": prepared.ranks.size}
     write_json(folder.environment, environment)
     write_release(folder.release, model=released, config=config, privacy=privacy, card=card)
     write_report([folder.path], folder.report)
@@ -119,9 +135,8 @@ def _scored(
     observer: ProgressObserver | None,
 ) -> tuple[AnyScores, dict[str, Any] | None]:
     """The scores, and for images of one class each the whole assessment."""
-    views, images = prepared.views, scored.images
-    counter = features_counter(observer, scored.split)
-    logits = logits_of(model, images.images, mean=views.mean, std=views.std, on_progress=counter)
+    images, counter = scored.images, features_counter(observer, scored.split)
+    logits = scored_logits(prepared, model, scored, on_progress=counter)
     if images.multi_label:
         people = images.patients
         found_each = finding_scores(logits, images.labels, images.classes, decision=decision, groups=people)

@@ -26,10 +26,13 @@ from sfumato.run.prepare import Prepared, prepare, with_pretrained_weights
 from sfumato.run.pretraining import finished_stage, stage_recipe
 from sfumato.run.provenance import check_ancestors
 from sfumato.run.publish import RunResult, publish
+from sfumato.run.ranks import ECHO_SECONDS, announce, check_alike, finish, joined_ranks, take_part
+from sfumato.run.scoring import share_scored_features
 from sfumato.run.steps import Run
-from sfumato.training.components import Components, OptimizerFactory, SearchedRun
+from sfumato.training.components import AS_THE_RECIPE_SAYS, Components, OptimizerFactory, SearchedRun
 from sfumato.training.decision import Decision
 from sfumato.training.gradient_sums import Loss
+from sfumato.training.ranks import ALONE, Ranks
 
 
 def train(
@@ -57,11 +60,51 @@ def train(
     Guarantee: the released model is what ``release/privacy.json`` states, or there is no release. With
     ``resume`` an interrupted run continues under its recipe and plan; a changed one is refused. Spending
     is recorded in ``ledger``, by default the user's, before it is used.
+
+    Under torchrun every process calls it alike. The first one does all of this, and the others compute their
+    share; recipe and ``out`` are the first one's, and the others get its result without scores.
     """
+    components = Components(
+        loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer, searched=searched
+    )
+    with joined_ranks() as ranks:
+        if not ranks.is_first:
+            told = take_part(ranks, force=force, data=data, model=model, components=components)
+            return RunResult.of_first_rank(told)
+        result = lead(
+            recipe,
+            RunFolder(Path(out)),
+            resume=resume,
+            force=force,
+            data=data,
+            model=model,
+            components=components,
+            ledger=ledger,
+            observer=observer,
+            ranks=ranks,
+        )
+        finish(ranks, result.for_other_ranks(), model)
+        return result
+
+
+def lead(
+    recipe: Recipe,
+    folder: RunFolder,
+    *,
+    resume: bool,
+    force: bool = False,
+    data: DataSplits | None = None,
+    model: nn.Module | None = None,
+    components: Components = AS_THE_RECIPE_SAYS,
+    ledger: Ledger | None,
+    observer: Observer | None,
+    ranks: Ranks = ALONE,
+) -> RunResult:
+    """The whole run, on the first rank or in a process alone."""
     began = time.monotonic()
-    folder = RunFolder(Path(out))
     folder.check_usable(recipe, resume=resume)
     keep_freed_memory()
+    announce(ranks, recipe)
     pretrained = None if recipe.pretraining is None else finished_stage(folder)
     prepared = prepare(
         recipe,
@@ -69,16 +112,21 @@ def train(
         model=None if model is None else training_copy(model),
         force=force,
         pretrained=pretrained,
-        components=Components(
-            loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer, searched=searched
-        ),
+        components=components,
         observer=observer,
+        ranks=ranks,
     )
+    share_scored_features(prepared, observer)
+    check_alike(ranks, prepared)
     if ledger is None:
         ledger = Ledger.open()
     if prepared.plan is not None:
         check_ancestors(prepared.provenance, prepared.units.data, ledger)
-    with folder.opened(recipe_to_toml(recipe)), deferred_interrupts() as interruption:
+    echo_seconds = 0.0 if ranks.size == 1 else ECHO_SECONDS
+    with (
+        folder.opened(recipe_to_toml(recipe)),
+        deferred_interrupts(echo_seconds=echo_seconds) as interruption,
+    ):
         if recipe.pretraining is not None and pretrained is None and recipe.model.weights is None:
             pretrain(prepared, recipe.pretraining, folder.pretraining, ledger=ledger, observer=observer)
             prepared = with_pretrained_weights(prepared, folder.pretraining.release, observer)
@@ -127,6 +175,7 @@ def pretrain(
         observer.noted(f"Stage 1 of 2: pre-training without privacy on {stage.data.name}, public images.")
     if not folder.recipe.is_file():  # killed while the folder was made: nothing in it yet
         shutil.rmtree(folder.path, ignore_errors=True)
-    train(stage, out=folder.path, resume=folder.recipe.is_file(), ledger=ledger, observer=observer)
+    # alone, also on the first of several ranks: without privacy, layers may need the whole batch
+    lead(stage, folder, resume=folder.recipe.is_file(), ledger=ledger, observer=observer)
     if observer is not None:
         observer.noted(f"Stage 2 of 2: training on {private.name}.")

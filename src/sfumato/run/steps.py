@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sfumato.gradients import Choices
+from sfumato.errors import RunError
 from sfumato.ledger.ledger import Ledger
 from sfumato.models.fixed_features import FixedFeatures
-from sfumato.privacy.plan import Plan
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.canaries import RunCanaries
 from sfumato.run.decision import LogitsOf, Released
@@ -19,12 +18,14 @@ from sfumato.run.monitor import Monitor, Observer
 from sfumato.run.persistence import Persistence
 from sfumato.run.prepare import Prepared
 from sfumato.run.private_releases import private_releases
+from sfumato.run.ranks import begin_steps
 from sfumato.run.state import RunState
+from sfumato.run.sums import gradient_sum, ranked_sum
 from sfumato.training.averaging import WeightAverage
 from sfumato.training.decision import Decision
 from sfumato.training.evaluation import logits_of
 from sfumato.training.fixed_rows import FeatureViews, release_centre
-from sfumato.training.gradient_sums import EngineSum, GradientSum, PlainSum, head_gradients
+from sfumato.training.gradient_sums import PlainSum
 from sfumato.training.loop import StepRecord, fit, fit_without_privacy
 from sfumato.training.private_counts import check_counted
 
@@ -109,8 +110,9 @@ class Run:
             return
         monitored = self.prepared.monitored
         start, earlier_seconds = time.monotonic(), self.seconds
-        for record in self._steps():
+        for record in self._whole_steps():
             self.step = record.step
+            interruption.requested |= self.prepared.ranks.others_want_stop
             self.seconds = earlier_seconds + time.monotonic() - start
             scores = self.monitor.record(record, self.average)
             if self.persistence.is_overdue or interruption.requested or scores is not None:
@@ -176,6 +178,15 @@ class Run:
         elif self.lost_steps:
             self.observer.noted(_repeated_steps_note(self.lost_steps))
 
+    def _whole_steps(self) -> Iterator[StepRecord]:
+        """The steps; if a rank is lost in one of them, those before it are saved."""
+        try:
+            yield from self._steps()
+        except RunError as error:
+            if error.code == "rank-lost":
+                self.commit()
+            raise
+
     def _steps(self) -> Iterator[StepRecord]:
         prepared, schedule = self.prepared, self.monitor.schedule
         if prepared.plan is None:
@@ -196,8 +207,9 @@ class Run:
                 source=prepared.source,
                 start_step=self.step,
             )
+        begin_steps(prepared, max_rows=self.max_rows)
         sum_of = partial(gradient_sum, plan=prepared.plan, max_rows=self.max_rows)
-        sums, canaries = sum_of(prepared), self.canaries
+        sums, canaries = ranked_sum(prepared, prepared.plan, max_rows=self.max_rows), self.canaries
         return fit(
             prepared.model,
             sums if canaries is None else canaries.joined_to(sums, prepared, sum_of),
@@ -212,34 +224,6 @@ class Run:
             start_step=self.step,
             on_noisy_sum=None if canaries is None else canaries.observe,
         )
-
-
-def gradient_sum(prepared: Prepared, plan: Plan, *, max_rows: int) -> GradientSum:
-    """Computes the clipped sums of this run: in closed form where there is one, else by the engine."""
-    if prepared.in_closed_form:
-        closed_form = head_gradients(
-            prepared.model,
-            prepared.views,
-            prepared.units,
-            clip_norm=plan.clip_norm,
-            loss=prepared.components.loss_of(prepared.recipe),
-            class_weights=prepared.class_weights,
-        )
-        if closed_form is not None:
-            return closed_form
-    # timing the engine's strategies would make a seeded run round differently each time
-    seeded = prepared.recipe.training.seed is not None
-    return EngineSum(
-        model=prepared.model,
-        units=prepared.units,
-        inputs=prepared.views,
-        clip_norm=plan.clip_norm,
-        source=prepared.source,
-        max_rows=max_rows,
-        loss=prepared.loss,
-        clipping=prepared.clipping,
-        choices=Choices(deterministic=True) if seeded else None,
-    )
 
 
 def _copied_run_note(run_id: str) -> str:

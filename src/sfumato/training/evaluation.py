@@ -88,6 +88,13 @@ def evaluate(
     Fixed features are taken from their cache, or computed into it, which is reported to ``on_progress``.
     """
     logits = logits_of(model, data.images, mean=mean, std=std, batch_size=batch_size, on_progress=on_progress)
+    return score(logits, data, decision=decision, intervals=intervals)
+
+
+def score(
+    logits: Tensor, data: ImageSet, *, decision: Decision = ARGMAX, intervals: bool = True
+) -> AnyScores:
+    """The scores of logits (N, classes), before the ``decision``, on ``data``."""
     if data.multi_label:
         return finding_scores(
             logits,
