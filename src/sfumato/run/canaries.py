@@ -215,7 +215,7 @@ def images_of_canaries(
         return drawn
     path = folder.state / IMAGES
     if not path.exists():
-        made = rare_images(_patches_of(model), drawn.images)
+        made = rare_images(_patches_of(model), drawn.images[:])
         with replacing(path, mode=0o600) as temporary:
             save_file({"images": made}, temporary)
     try:
