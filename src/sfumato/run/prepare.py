@@ -192,14 +192,7 @@ def prepare(
     )
     device = choose_device(recipe.performance.device)
     network = build_network(
-        recipe,
-        train,
-        source,
-        checkpoint=checkpoint,
-        device=device,
-        model=model,
-        observer=observer,
-        fit=rows,
+        recipe, train, source, checkpoint=checkpoint, device=device, model=model, observer=observer, fit=rows
     )
     optimizer = components.optimizer_of(recipe, network, plan)
     check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
