@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from sfumato.audit.many_models import train_many
-from sfumato.audit.paper import MODELS_AT_ONCE
+from sfumato.audit.paper_settings import PROBLEMS
 from sfumato.data import ImageSet
 from sfumato.data.readers.decode import num_threads
 from sfumato.gradients.memory import keep_freed_memory
@@ -28,7 +28,7 @@ from sfumato.training.averaging import WeightAverage
 from sfumato.training.gradient_sums import EngineSum
 from sfumato.training.inputs import Units, Views
 
-STACK = MODELS_AT_ONCE
+STACK = PROBLEMS[100].models_at_once
 VIEWS = Views(mean=(0.1307,), std=(0.3081,))
 
 

@@ -25,7 +25,7 @@ from figures import (
 )
 from forest import forest
 from markupsafe import Markup
-from papers import answer
+from papers import answer, cost_words, unfinished
 
 from sfumato.recipes.recipe import load_recipe
 
@@ -63,6 +63,7 @@ def website(groups: Groups, tables: list[dict[str, Any]]) -> str:
         how=HOW,
         accuracy_alt=drawn(groups),
         budgets=budget_tables(groups),
+        unfinished=unfinished(tables),
         reproductions=[reproduction(table) for table in tables],
         studies=shown_studies,
         reported=reported,
@@ -152,8 +153,7 @@ def reproduction(table: dict[str, Any]) -> dict[str, Any]:
         "scale": "Full size." if table["scale"] == "full" else "Small form: ",
         "small": table["note"] or "",
         "verdict": table["verdict"],
-        "runs": table["runs"],
-        "minutes": f"{table['minutes']:.0f}",
+        "cost": cost_words(table),
         "command": table["command"],
         "cells": [_cell(cell, paper, table["name"]) for cell in table["cells"]],
         "differences": differences,

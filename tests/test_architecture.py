@@ -26,7 +26,7 @@ TIERS = {
     "coupling": ["files", "privacy", "ledger"],
     "materials": ["data", "layers", "features", "models", "recipes"],
     "method": ["training", "release"],
-    "run": ["doctor", "reporting", "run", "audit", "study", "bench", "serve"],
+    "run": ["doctor", "reporting", "run", "audit", "study", "tune", "bench", "serve"],
     "surface": ["cli", "__init__", "__main__"],
 }
 ORDER = [part for parts in TIERS.values() for part in parts]
@@ -47,6 +47,7 @@ UNIX_FUNCTIONS = {
 # Files of one package that need each other's types, and nothing else of each other.
 TYPES_OF_EACH_OTHER = {
     ("privacy.statement", "privacy.plan"): "a plan makes its statement, and a statement is made of a plan",
+    ("privacy.plan_rules", "privacy.plan"): "a plan is checked when it is made, by rules about a plan",
     ("run.decision", "run.prepare"): "a decision is made of what was prepared, which holds its first part",
     ("run.canaries", "run.prepare"): "canaries join what was prepared, which asks whether they have room",
     ("ledger.account", "ledger.ledger"): "a ledger gives out accounts, and an account writes to its ledger",

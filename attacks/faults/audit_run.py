@@ -172,3 +172,14 @@ def repeated_noise_by_two_draws(patch: MonkeyPatch) -> None:
 def audited_rate_whatever_follows_canaries(patch: MonkeyPatch) -> None:
     """A sound run whose real gradients follow its canaries is called a violation."""
     rewrite(patch, "sfumato.audit.projections:measure", "rate_lower if silent else None", "rate_lower")
+
+
+@fault(
+    "optimised-canaries-from-the-private-centre",
+    tests=(f"{RUN}::test_optimised_canaries_are_made_once_for_public_features_and_kept",),
+)
+def optimised_canaries_from_the_private_centre(patch):
+    """Canaries follow from the mean of the private images, and not from public features alone."""
+    rewrite(
+        patch, "sfumato.run.canaries:images_of_canaries", "_patches_of(model), drawn", "model.rows, drawn"
+    )

@@ -14,17 +14,26 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
+import sfumato
 import sfumato.noise
+import sfumato.run.canaries as run_canaries
 from sfumato.audit.run import CanaryScores, audit_run, canary_scores, judge_scores
 from sfumato.cli.audit_run import command
+from sfumato.data import DataSplits, ImageSet
+from sfumato.data.canaries import canary_images
+from sfumato.data.generated import dead_leaves
 from sfumato.errors import ConfigError, RunError
+from sfumato.features.rare_images import rare_images
 from sfumato.ledger.ledger import Ledger
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.sampling_schemes import Poisson
 from sfumato.randomness import SecureSource, SeededSource
+from sfumato.recipes import load_recipe
+from sfumato.recipes.recipe import with_settings
 from sfumato.release.run_folder import CANARY_KEY, RunFolder
-from sfumato.run.canaries import PROJECTIONS, Projections, RunCanaries, check_room, new_key
+from sfumato.run.canaries import IMAGES, PROJECTIONS, Projections, RunCanaries, check_room, new_key
 from sfumato.run.prepare import prepare
 from sfumato.run.session import train
 from sfumato.run.state import load_state
@@ -208,6 +217,39 @@ def test_every_kind_goes_with_images_patients_and_views(tmp_path, kind, changes)
     assert result.num_canaries == 60
     assert 0 <= result.epsilon <= result.ceiling
     assert (result.measured is None) == (kind != "gradient")
+
+
+def test_optimised_canaries_are_made_once_for_public_features_and_kept(tmp_path, monkeypatch):
+    images, labels = dead_leaves(120, seed=1), torch.arange(120) % 2
+    splits = DataSplits(train=ImageSet(images, labels, ("a", "b"), name="leaves"))
+    options = {"num_layers": 1, "num_patches": 8, "num_directions": 30}
+    settings = {
+        "model.options": options,
+        "privacy.epsilon": 8.0,
+        "privacy.delta": 1e-3,
+        "training.num_steps": 2,
+    }
+    settings |= {"features.num_images": 60, "audit.canaries": 20, "audit.kind": "optimised"}
+    recipe, out = with_settings(load_recipe("fast/patches"), settings), tmp_path / "run"
+    with Ledger.open() as ledger:
+        train(recipe, out=out, data=splits, ledger=ledger)
+    kept = out / "state" / IMAGES
+    assert kept.stat().st_mode & 0o777 == 0o600
+    first, coins = load_file(kept)["images"], toss_coins(RunFolder(out).canary_key(), 20)
+    extractor = sfumato.load(out).model.extractor
+    drawn = canary_images(
+        RunFolder(out).canary_key(), 20, kind="optimised", shape=(3, 32, 32), classes=("a", "b")
+    )
+    same = first == rare_images(extractor, drawn.images)  # neither coins nor the private centre
+    assert same.double().mean() > 0.999  # some pixel may round the other way with other threads
+    monkeypatch.setattr(run_canaries, "rare_images", None)  # an audit finds them there
+    result = audit_run(out)
+    assert (result.num_canaries, result.num_members) == (20, int(coins.sum()))
+    kept.write_bytes(b"cut")
+    with pytest.raises(RunError, match="cannot be read"):
+        audit_run(out)
+    with pytest.raises(ConfigError, match="no fixed patch features"):
+        trained(tmp_path / "net", audit__kind="optimised")
 
 
 def test_the_result_is_written_beside_the_run_into_its_card_and_its_report(tmp_path):

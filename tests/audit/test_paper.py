@@ -9,15 +9,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from sfumato.audit import paper, paper_settings
+from sfumato.audit import paper_settings
 from sfumato.audit.paper import PaperAudit
 from sfumato.audit.paper_results import plot_audit, table_row, table_text
-from sfumato.audit.paper_settings import PROBLEMS, Problem, Setting, all_settings
+from sfumato.audit.paper_settings import PROBLEMS, Problem, Setting, all_settings, parse_setting
 from sfumato.audit.paper_store import Header, Store
 from sfumato.data import DataSplits, ImageSet
-from sfumato.errors import RunError
+from sfumato.errors import ConfigError, RunError
 
-SMALL = Problem(num_examples=12, batch_size=6, num_steps=(2,))
+SMALL = Problem(num_examples=12, batch_size=6, num_steps=(2,), models_at_once=2)
 BLANK = Setting(canary="blank", learning_rate=0.5, clip_norm=1.0, num_steps=2)
 
 
@@ -65,7 +65,6 @@ def test_phase_one_covers_all_of_table_8() -> None:
 
 
 def test_an_interrupted_audit_goes_on_to_the_same_scores(splits, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(paper, "MODELS_AT_ONCE", 2)
     whole = audit_in(tmp_path / "whole").phase_two(8.0, BLANK, 4)
 
     class Killed(BaseException):
@@ -91,6 +90,17 @@ def test_scores_of_another_audit_are_not_mixed_in(tmp_path) -> None:
     Store.open(tmp_path, header())
     with pytest.raises(RunError, match="views"):
         Store.open(tmp_path, header(views=16))
+
+
+def test_a_setting_is_a_row_of_table_8_or_refused() -> None:
+    for size in PROBLEMS:
+        assert [parse_setting(PROBLEMS[size], str(each)) for each in all_settings(PROBLEMS[size])] == (
+            all_settings(PROBLEMS[size])
+        )
+    assert parse_setting(SMALL, "blank,0.5,1,2") == BLANK
+    for text in ("blank,0.5,1,3", "blank,0.2,1,2", "8-as-9,0.5,1,2", "blank,0.5,1", ""):
+        with pytest.raises(ConfigError, match="table 8"):
+            parse_setting(SMALL, text)
 
 
 def test_phase_one_shares_randomness_between_the_sides(splits, tmp_path) -> None:
@@ -176,3 +186,9 @@ def test_the_command_prints_json(splits, tmp_path, monkeypatch) -> None:
     assert [row["num_models"] for row in found["table"]] == [10, 10]
     assert not any(row["violates"] for row in found["table"])
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == found["table"]
+
+    monkeypatch.setattr(PaperAudit, "phase_one", None)  # a given setting needs none
+    given = CliRunner().invoke(cli, [*arguments, "--setting", str(BLANK), "--out", str(tmp_path / "given")])
+    assert given.exit_code == 0, given.output
+    assert [row["setting"] for row in json.loads(given.stdout)["table"]] == 2 * [BLANK.as_dict()]
+    assert CliRunner().invoke(cli, [*arguments, "--setting", str(BLANK), "--phase", "1"]).exit_code == 2

@@ -359,6 +359,38 @@ def test_runs_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
     small_reproduction(tmp_path, seeds=1, performance__microbatch_size=4).run()  # cannot change a run
 
 
+def test_runs_of_a_recipe_that_has_changed_are_replaced_if_asked(tmp_path: Path) -> None:
+    small_reproduction(tmp_path, seeds=1).run()
+    changed = dataclasses.replace(
+        small_reproduction(tmp_path, seeds=1, training__learning_rate=0.5), replace=True
+    )
+    assert changed.result(changed.conditions[0], 0) is None
+    changed.run()
+    again = changed.result(changed.conditions[0], 0)
+    assert again is not None
+    assert again["settings"]["training"]["learning_rate"] == 0.5
+    assert again["processor_seconds"] > 0
+
+
+def test_equal_settings_under_another_name_are_one_training(tmp_path: Path) -> None:
+    first = small_reproduction(tmp_path, seeds=1)
+    first.run()
+    renamed = dataclasses.replace(first.conditions[0], recipe_name="paper/three")
+    other = dataclasses.replace(
+        renamed,
+        recipe_name="paper/four",
+        recipe=with_settings(renamed.recipe, {"training.learning_rate": 0.3}),
+    )
+    second = dataclasses.replace(first, conditions=[renamed, other])
+    trained = []
+    second.run(on_start=lambda condition, seed: trained.append((condition.recipe_name, seed)))
+    assert trained == [("paper/four", 0)]
+    taken = second.result(renamed, 0)
+    assert taken is not None
+    assert (taken["recipe"], taken["taken_from"]) == ("paper/three", "paper/one")
+    assert taken["scores"] == first.result(first.conditions[0], 0)["scores"]
+
+
 def test_a_condition_whose_data_are_missing_is_left_out_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

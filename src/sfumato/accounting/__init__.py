@@ -8,6 +8,7 @@ relations; replacing a unit can move the sum twice as far, and that is counted h
 
 from sfumato.accounting.accountants import ACCOUNTANTS, Curve, PrivacyAccountant, default_accountant
 from sfumato.accounting.calibration import solve_batch_size, solve_noise_multiplier, solve_num_steps
+from sfumato.accounting.covering import covered_noise, is_covered, share_used
 from sfumato.accounting.curves import delta, epsilon, mu_clt, mu_gdp, trade_off
 from sfumato.accounting.events import (
     Accountant,
@@ -40,17 +41,20 @@ __all__ = [
     "check_delta",
     "check_epsilon",
     "check_many",
+    "covered_noise",
     "default_accountant",
     "delta",
     "epsilon",
     "event_from_dict",
     "event_to_dict",
     "group_epsilon",
+    "is_covered",
     "is_whole",
     "mu_clt",
     "mu_gdp",
     "needs_rdp",
     "rough_epsilon",
+    "share_used",
     "solve_batch_size",
     "solve_noise_multiplier",
     "solve_num_steps",

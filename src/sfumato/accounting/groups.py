@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sfumato.accounting.accountants import is_noiseless
@@ -46,7 +47,7 @@ def group_epsilon(
     if is_noiseless(spent) or (plain and is_hopeless(steps, "add-or-remove", group_size=group_size)):
         return math.inf, "none"
     if plain:
-        mixture = _group_distribution(steps, group_size)
+        mixture = _group_distribution(tuple(steps), group_size)
         if neighbouring == "add-or-remove":
             return float(mixture.get_epsilon_for_delta(delta)), "mixture"
         return _chain_epsilon(mixture.get_delta_for_epsilon, delta, 2), "two mixtures"
@@ -57,7 +58,8 @@ def group_epsilon(
     return _chain_epsilon(unit_delta, delta, group_size), "generic"
 
 
-def _group_distribution(events: Sequence[SampledGaussian], group_size: int) -> PrivacyLossDistribution:
+@lru_cache(maxsize=16)  # two seconds each; runs that differ in their seed ask for the same
+def _group_distribution(events: tuple[SampledGaussian, ...], group_size: int) -> PrivacyLossDistribution:
     from dp_accounting.pld import privacy_loss_distribution as pld
     from scipy.stats import binom
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from dp_accounting import DpEvent
 
-_DISCRETE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
+_WHOLE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,16 @@ class RenyiCurve:
 def renyi_curve(events: tuple[Event, ...], neighbouring: Neighbouring) -> RenyiCurve:
     """Sum of the events' Rényi divergences.
     Discrete noise: only whole orders, at which a lattice shift gives the continuous formula exactly,
-    because completing the square leaves the lattice as it was. Sampled and replace-one: remove one
-    unit, then add another, by the weak triangle inequality of Mironov (2017): D_α(P‖Q) <=
-    (α−½)/(α−1)·D_2α(P‖R) + D_2α−1(R‖Q).
+    because completing the square leaves the lattice as it was. A search among sampled runs: whole orders
+    too, at which the divergence of a sampled sum is exact, and unlike runs can be compared.
+    Sampled and replace-one: remove one unit, then add another, by the weak triangle inequality of Mironov
+    (2017): D_α(P‖Q) <= (α−½)/(α−1)·D_2α(P‖R) + D_2α−1(R‖Q).
     """
     import numpy as np
     from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
-    discrete = any(
-        any(one.discrete for one in (event.events if isinstance(event, Selection) else (event,)))
-        for event in events
-    )
-    orders = np.array(_DISCRETE_ORDERS if discrete else DEFAULT_RDP_ORDERS, dtype=float)
+    whole = any(_needs_whole_orders(event) for event in events)
+    orders = np.array(_WHOLE_ORDERS if whole else DEFAULT_RDP_ORDERS, dtype=float)
     total = np.zeros_like(orders)
     for event in events:
         if neighbouring == "replace-one" and _is_sampled(event):
@@ -94,6 +92,20 @@ def renyi_curve(events: tuple[Event, ...], neighbouring: Neighbouring) -> RenyiC
         else:
             total += _divergences(event, orders, neighbouring)
     return RenyiCurve(orders, total)
+
+
+def whole_order_divergences(events: Sequence[SampledGaussian]) -> np.ndarray:
+    """Rényi divergences at the orders of a search among sampled runs, for add-or-remove neighbours."""
+    import numpy as np
+
+    orders = np.array(_WHOLE_ORDERS, dtype=float)
+    return np.sum([_divergences(event, orders, "add-or-remove") for event in events], axis=0)
+
+
+def _needs_whole_orders(event: Event) -> bool:
+    if isinstance(event, Selection):
+        return any(one.discrete or one.sampling_rate < 1 for one in event.events)
+    return event.discrete
 
 
 def _is_sampled(event: Event) -> bool:

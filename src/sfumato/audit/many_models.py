@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from sfumato.audit.lenet_passes import unit_gradients
-from sfumato.data import ImageSet
+from sfumato.data import ImageSet, normalise
 from sfumato.gradients import ClippedSum, Clipping
 from sfumato.gradients.clipped import FLAT
 from sfumato.gradients.clipping import total_norms
@@ -85,9 +85,9 @@ class ManySums:
 
     def __post_init__(self) -> None:
         if not self.inputs.count:
-            units = paired_units(self.data, 1)
-            randomness = UnitRandomness(self.source, purpose="augmentation", step=0)
-            object.__setattr__(self, "fixed", self._drawn(units, torch.arange(len(units)), randomness))
+            images = self.data.images[torch.arange(len(self.data))]
+            images = normalise(images, self.inputs.mean, self.inputs.std)
+            object.__setattr__(self, "fixed", images[:, 0])
 
     @property
     def num_units(self) -> int:

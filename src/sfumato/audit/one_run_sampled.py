@@ -73,6 +73,7 @@ def _steps_alone(plan: Plan) -> Plan:
         extra_events=(),
         tuning_runs=None,
         uncounted_search=False,
+        search=None,
         accountant="pld",
         neighbouring="add-or-remove",
     )

@@ -35,7 +35,6 @@ from sfumato.randomness import SecureSource, SeededSource
 # Of so many best settings, so many models a side (the paper: 1,000 of all). The spread of 8 models is off by
 # a quarter, and the luckiest of 90 by half, so that the last few are told apart by many more.
 PHASE_ONE = ((90, 8), (12, 32), (4, 100))
-MODELS_AT_ONCE = 25  # of one task: what a kill loses
 SEEDS_PER_AUDIT = 1_000_000
 
 Progress = Callable[[str, int, int], None]
@@ -121,7 +120,7 @@ class PaperAudit:
         done = {group: len(self.store.losses(group)) for group in groups}
         while min(done.values()) < num_models:
             for group, task in groups.items():
-                count = min(MODELS_AT_ONCE, num_models - done[group])
+                count = min(self.problem.models_at_once, num_models - done[group])
                 if count > 0:
                     yield replace(task, count=count, number=done[group])
                     done[group] += count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
@@ -42,6 +42,7 @@ class Problem:
     num_examples: int
     batch_size: int
     num_steps: tuple[int, ...]
+    models_at_once: int  # of one task: what a kill loses
 
     @property
     def delta(self) -> float:
@@ -49,8 +50,8 @@ class Problem:
 
 
 PROBLEMS = {
-    100: Problem(num_examples=100, batch_size=64, num_steps=(50, 100)),
-    60_000: Problem(num_examples=60_000, batch_size=4096, num_steps=(500, 1000)),
+    100: Problem(num_examples=100, batch_size=64, num_steps=(50, 100), models_at_once=25),
+    60_000: Problem(num_examples=60_000, batch_size=4096, num_steps=(500, 1000), models_at_once=1),
 }
 
 
@@ -66,10 +67,32 @@ class Setting:
     def as_dict(self) -> dict[str, str | float]:
         return asdict(self)
 
+    def __str__(self) -> str:
+        return f"{self.canary},{self.learning_rate:g},{self.clip_norm:g},{self.num_steps}"
+
     @property
     def training(self) -> tuple[float, float, int]:
         """What models without z have in common, whatever z is."""
         return self.learning_rate, self.clip_norm, self.num_steps
+
+
+def parse_setting(problem: Problem, text: str) -> Setting:
+    """``"blank,0.1,1,500"``: z, rate, clip norm and updates, each one of table 8's."""
+    by_text = {str(setting): setting for setting in all_settings(problem)}
+    if text not in by_text:
+        first = next(iter(by_text))
+        raise ConfigError(
+            "unknown-setting",
+            f"--setting {text} is not a row of table 8 with |D| = {problem.num_examples:,}.",
+            fix=f"Give z, rate, clip norm and updates, as in {first}: z {', '.join(CANARIES)}; "
+            f"rate {_listed(LEARNING_RATES)}; clip norm {_listed(CLIP_NORMS)}; "
+            f"updates {_listed(problem.num_steps)}.",
+        )
+    return by_text[text]
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def all_settings(problem: Problem) -> list[Setting]:

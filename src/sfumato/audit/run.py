@@ -22,7 +22,7 @@ from sfumato.audit.one_run import one_run_bound
 from sfumato.audit.one_run_sampled import one_run_plan_bound
 from sfumato.audit.projections import MEASUREMENT_SHARE, Measured, measure, projection_scores
 from sfumato.audit.scores import Scores, check_confidence
-from sfumato.data.canaries import CanaryImages, canary_images
+from sfumato.data.canaries import CanaryImages
 from sfumato.errors import PrivacyError, RunError
 from sfumato.files import write_json, write_text
 from sfumato.privacy.plan import Plan
@@ -31,7 +31,7 @@ from sfumato.release.card import with_audit
 from sfumato.release.release import CARD, load, read_description
 from sfumato.release.run_folder import RunFolder
 from sfumato.reporting.report import write_report
-from sfumato.run.canaries import PROJECTIONS, Projections
+from sfumato.run.canaries import PROJECTIONS, Projections, images_of_canaries
 from sfumato.run.state import load_state
 from sfumato.training.canaries import toss_coins
 
@@ -39,6 +39,7 @@ ACCESS = {
     "gradient": "white-box: every noisy sum, along each canary's gradient",
     "mislabelled": "black-box: the released model's loss on generated images with random labels",
     "noise": "black-box: the released model's loss on images of noise with random labels",
+    "optimised": "black-box: the released model's loss on images made for its features, with random labels",
 }
 
 
@@ -167,8 +168,13 @@ def black_box_scores(
     """
     released = load(folder.path, model=model)
     shape = (released.config["channels"], released.config["image_size"], released.config["image_size"])
-    canaries = canary_images(
-        key, len(members), kind=kind, shape=shape, classes=released.classes, task=released.task
+    canaries = images_of_canaries(
+        folder,
+        key,
+        len(members),
+        kind=kind,
+        model=released.model,
+        like=(shape, released.classes, released.task),
     )
     logits = released.logits(canaries.images).double()
     if canaries.multi_label:

@@ -31,6 +31,7 @@ COMMANDS = {
     "data": ("sfumato.cli.data", "List, get, import or generate data sets."),
     "models": ("sfumato.cli.models", "List the model zoo, or show one model layer by layer."),
     "recipes": ("sfumato.cli.recipes", "List, show, copy or validate recipes; print their schema."),
+    "tune": ("sfumato.cli.tune", "Search settings, with the cost of the search counted in."),
     "reproduce": ("sfumato.cli.reproduce", "Run a table or figure of a paper again, with paired seeds."),
     "study": ("sfumato.cli.study", "Look into networks and runs: data and figures for a paper."),
     "errors": ("sfumato.cli.errors", "Explain the codes of errors."),

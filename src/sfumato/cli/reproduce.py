@@ -37,6 +37,7 @@ _SEEDS = {"mini": 5, "full": 3}
 )
 @click.option("--only", default="*", metavar="PATTERN", help="Recipes to run, by wildcard.")
 @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="Change any setting.")
+@click.option("--replace", is_flag=True, help="Run again what was run with other settings.")
 @click.option("--dry-run", is_flag=True, help="Show conditions and what is finished; train nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -48,6 +49,7 @@ def command(
     places: tuple[str, ...],
     only: str,
     assignments: tuple[str, ...],
+    replace: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -59,7 +61,7 @@ def command(
     if list_all or name is None:
         _list(as_json)
         return
-    reproduction = _reproduction(name, scale, seeds or _SEEDS[scale], out, places, only, assignments)
+    reproduction = _reproduction(name, scale, seeds or _SEEDS[scale], out, places, only, assignments, replace)
     if not dry_run:
         _run(reproduction, quiet=as_json)
     document = reproduction.document()
@@ -123,6 +125,7 @@ def _reproduction(
     places: tuple[str, ...],
     only: str,
     assignments: tuple[str, ...],
+    replace: bool,
 ) -> Reproduction:
     from sfumato.recipes.families import load_family
     from sfumato.recipes.recipe import load_recipe, parse_assignment
@@ -141,6 +144,7 @@ def _reproduction(
         seeds=range(seeds),
         store=Store(out),
         changed=settings,
+        replace=replace,
     )
 
 

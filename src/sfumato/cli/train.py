@@ -51,7 +51,7 @@ NOTHING_SPENT = (
 @click.option("--audit-canaries", type=click.IntRange(0), metavar="M", help="Canaries for sfumato audit run.")
 @click.option(
     "--audit-kind",
-    type=click.Choice(["gradient", "mislabelled", "noise"]),
+    type=click.Choice(["gradient", "mislabelled", "noise", "optimised"]),
     help="What the canaries are; by default gradients.",
 )
 @log_options
@@ -89,13 +89,13 @@ def command(
     """
     _check_flags(data, epsilon, out, no_privacy=no_privacy, resume=resume)
     flags: dict[str, Any] = {
-        "data.name": _absolute(data),
+        "data.name": absolute(data),
         "data.patient_from": patient_from,
         "data.findings": split_names(findings),
         "training.loss": loss,
         "data.window": window,
         "model.name": model_name,
-        "model.weights": _absolute(weights),
+        "model.weights": absolute(weights),
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
         "privacy.unit": unit,
@@ -341,7 +341,7 @@ def _dry_run(recipe: Recipe, folder: Path, *, resume: bool, force: bool, as_json
     click.echo(f"Folder     {folder}   (not made)")
 
 
-def _absolute(data: str | None) -> str | None:
+def absolute(data: str | None) -> str | None:
     """A folder or file by its full path: a run can be resumed from anywhere. A known name as it is."""
     if data is None:
         return None

@@ -11,7 +11,7 @@ from sfumato.data.generated import DeadLeaves
 from sfumato.data.images import ImageSet, Task
 from sfumato.randomness import SeededSource
 
-CanaryImages = Literal["mislabelled", "noise"]
+CanaryImages = Literal["mislabelled", "noise", "optimised"]
 
 
 def canary_images(
@@ -26,7 +26,8 @@ def canary_images(
     """The ``count`` images of this key, for images of this ``shape`` (C, H, W), and their labels.
 
     ``mislabelled``: dead leaves, whose local statistics are near those of photographs. ``noise``: every pixel
-    uniform. Labels are uniform and independent of the images; of several findings each is a fair coin.
+    uniform. ``optimised``: the leaves that such canaries are made of. Labels are uniform and independent of
+    the images; of several findings each is a fair coin.
     """
     source, (channels, height, width) = SeededSource(key), shape
     if task == "multi-label":

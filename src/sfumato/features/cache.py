@@ -68,6 +68,13 @@ def features_of(
     return torch.from_numpy(rows)
 
 
+def keep_rows(module: nn.Module, images: Tensor, rows: Tensor, *, folder: Path | None = None) -> None:
+    """Put features that are known already into the cache as those of ``images``, such as a part of a set."""
+    entry = (folder or cache_home("features")) / f"{checksum(module, images)}.npy"
+    if _mapped(entry, len(images)) is None:
+        _write(entry, [rows.numpy()])
+
+
 def _mapped(entry: Path, num_rows: int) -> np.ndarray | None:
     """So many rows, mapped from the file; None if it is missing, cut off, or not such a file.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 from sfumato.errors import RunError, SfumatoError
 from sfumato.ledger.links import Links
 from sfumato.ledger.receipt import Receipt, receipt_from
+from sfumato.ledger.totals import Record
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS datasets (fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, image_ids BLOB)",
@@ -26,7 +27,11 @@ _TABLES = (
 )
 _LATER = {  # columns that the first version did not have
     "datasets": {"patient_tags": "BLOB", "patient_key": "TEXT NOT NULL DEFAULT ''"},
-    "runs": {"saved_steps": "INTEGER NOT NULL DEFAULT -1", "name": "TEXT NOT NULL DEFAULT ''"},
+    "runs": {
+        "saved_steps": "INTEGER NOT NULL DEFAULT -1",
+        "name": "TEXT NOT NULL DEFAULT ''",
+        "parent": "TEXT NOT NULL DEFAULT ''",
+    },
 }
 
 
@@ -88,6 +93,36 @@ def receipt_of(row: sqlite3.Row) -> Receipt:
             why="Leaving it out could understate what was spent.",
             fix="Move the ledger away and rebuild it from the other runs' folders: sfumato ledger import.",
         ) from error
+
+
+def store_run(connection: sqlite3.Connection, record: Record, leases: Sequence[str]) -> None:
+    """Write a row of ``runs``, new or changed; nothing that was spent becomes less."""
+    connection.execute(
+        "INSERT INTO runs (run_id, fingerprint, label, name, plan, releasable, reserved_steps, "
+        "saved_steps, finished, lease, started, parent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+        # releasable stays as it is: what a seed made is never private
+        "ON CONFLICT (run_id) DO UPDATE SET "
+        "reserved_steps = max(reserved_steps, excluded.reserved_steps), "
+        "saved_steps = max(saved_steps, excluded.saved_steps), finished = excluded.finished, "
+        "lease = excluded.lease, label = excluded.label, "
+        # a run that once paid for itself goes on doing so
+        "parent = CASE parent WHEN excluded.parent THEN parent ELSE '' END, "
+        "name = CASE name WHEN excluded.name THEN name ELSE '' END",
+        (
+            record.run_id,
+            record.fingerprint,
+            record.label,
+            record.name,
+            None if record.plan is None else json.dumps(record.plan.as_dict()),
+            record.releasable,
+            record.reserved_steps,
+            record.saved_steps,
+            record.finished,
+            " ".join(leases),
+            record.started,
+            record.parent,
+        ),
+    )
 
 
 def links_in(row: sqlite3.Row) -> Links:

@@ -20,12 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfumato.errors import PrivacyError
 from sfumato.files import ledger_home
 from sfumato.ledger.account import Account
-from sfumato.ledger.database import connect, links_in, packed, receipt_of, transaction
+from sfumato.ledger.database import connect, links_in, packed, receipt_of, store_run, transaction
 from sfumato.ledger.links import Links, key_beside, links_of, read_links, write_links
 from sfumato.ledger.receipt import CLOSED, Receipt, lineage, plan_values, read_receipt, write_receipt
 from sfumato.ledger.refusals import changed_source, over_cap, run_closed, taken_over
+from sfumato.ledger.searches import PAYS_ITSELF, paid_by
 from sfumato.ledger.totals import Cap, Record, Total, Unit, total_of
 from sfumato.privacy.plan import Plan
 
@@ -69,12 +71,14 @@ class Ledger:
         image_ids: Tensor | None = None,
         patient_names: Sequence[str] | None = None,
         saved_steps: int = -1,
+        parent: str = "",
     ) -> Account:
         """Open the account of a run, new or resumed, whose sensitive state lies in ``folder``.
 
         ``image_ids`` and ``patient_names`` (only keyed hashes of them are kept) tell which other data sets
         are about the same people; what is not given counts as shared with all. ``saved_steps`` is how far
-        the state in ``folder`` is, -1 if there is none.
+        the state in ``folder`` is, -1 if there is none. ``parent`` is the run of the search that has paid for
+        this one; see ``searches.paid_by``.
 
         Guarantee: returns only if the whole plan fits under the cap, together with everything spent or
         still planned on related data; otherwise refuses, with nothing recorded. A folder that is not the
@@ -92,6 +96,7 @@ class Ledger:
             finished=False,
             started=time.strftime("%Y-%m-%d %H:%M"),
             saved_steps=saved_steps,
+            parent=parent,
         )
         held = read_receipt(folder)
         if held is not None and not _alike(held.record, new):
@@ -100,9 +105,10 @@ class Ledger:
             links = self._remember(fingerprint, name, image_ids, patient_names)
             resumed = None if held is None else self._resumed(new, held)
             record, leases = (new, ()) if resumed is None else (resumed.record, resumed.leases)
+            record = self._with_payer(replace(record, parent=parent), links)
             leases = leases if record.finished else (*leases, secrets.token_hex(8))
             self._store(record, leases)
-            if not record.finished:
+            if not record.finished and not record.parent:
                 self._check_caps(record)  # taken back with all the rest if it refuses
             write_links(folder, links, fingerprint=fingerprint)
             write_receipt(folder, Receipt(record=record, leases=leases))
@@ -181,15 +187,21 @@ class Ledger:
         return {row["fingerprint"]: row["name"] for row in rows}
 
     def records(self, fingerprint: str, *, unit: Unit = "patient") -> list[Record]:
-        """Every run that one ``unit`` of this data set may be part of.
+        """Every run that one ``unit`` of this data set may be part of; of a search its own record alone.
 
         An image is in every data set that holds it; a patient also in those that only name the same patient.
         """
         fingerprints = self.related(fingerprint, unit=unit)
+        places = ",".join("?" * len(fingerprints))
         rows = self._connection.execute(
-            f"SELECT * FROM runs WHERE fingerprint IN ({','.join('?' * len(fingerprints))}) ORDER BY rowid",
+            f"SELECT * FROM runs WHERE fingerprint IN ({places}) AND {PAYS_ITSELF} ORDER BY rowid",
             fingerprints,
         )
+        return [receipt_of(row).record for row in rows]
+
+    def children(self, run_id: str) -> list[Record]:
+        """The runs of a search that its own record pays for; how many there are is sensitive."""
+        rows = self._connection.execute("SELECT * FROM runs WHERE parent = ? ORDER BY rowid", (run_id,))
         return [receipt_of(row).record for row in rows]
 
     def records_named(self, name: str) -> list[Record]:
@@ -197,7 +209,7 @@ class Ledger:
 
         A run whose name is not known (earlier versions kept none), or that had two, counts under every name.
         """
-        query = "SELECT * FROM runs WHERE name IN (?1, '') OR ?1 = '' ORDER BY rowid"
+        query = f"SELECT * FROM runs WHERE (name IN (?1, '') OR ?1 = '') AND {PAYS_ITSELF} ORDER BY rowid"
         return [receipt_of(row).record for row in self._connection.execute(query, (name,))]
 
     def related(self, fingerprint: str, *, unit: Unit) -> list[str]:
@@ -271,8 +283,20 @@ class Ledger:
             if known is not None and lineage(known.leases, held.leases) in ("same", "older"):
                 finished = known.record.finished or held.record.finished
                 held = Receipt(record=replace(held.record, finished=finished), leases=known.leases)
+            try:
+                record = self._with_payer(held.record, read_links(folder, fingerprint=fingerprint))
+            except PrivacyError:  # a file can name any parent; who is not its parent does not pay
+                record = replace(held.record, parent="")
+            held = replace(held, record=record)
             self._store(held.record, held.leases)
         return True
+
+    def _with_payer(self, record: Record, links: Links) -> Record:
+        if not record.parent:
+            return record
+        known = self._known(record.parent)
+        payer = None if known is None else known.record
+        return paid_by(payer, record, self.children(record.parent), self._links(), links)
 
     def _transaction(self) -> AbstractContextManager[None]:
         return transaction(self._connection, self.path)
@@ -304,29 +328,7 @@ class Ledger:
         return links
 
     def _store(self, record: Record, leases: Sequence[str]) -> None:
-        self._connection.execute(
-            "INSERT INTO runs (run_id, fingerprint, label, name, plan, releasable, reserved_steps, "
-            "saved_steps, finished, lease, started) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-            # releasable stays as it is: what a seed made is never private
-            "ON CONFLICT (run_id) DO UPDATE SET "
-            "reserved_steps = max(reserved_steps, excluded.reserved_steps), "
-            "saved_steps = max(saved_steps, excluded.saved_steps), finished = excluded.finished, "
-            "lease = excluded.lease, label = excluded.label, "
-            "name = CASE name WHEN excluded.name THEN name ELSE '' END",
-            (
-                record.run_id,
-                record.fingerprint,
-                record.label,
-                record.name,
-                None if record.plan is None else json.dumps(record.plan.as_dict()),
-                record.releasable,
-                record.reserved_steps,
-                record.saved_steps,
-                record.finished,
-                " ".join(leases),
-                record.started,
-            ),
-        )
+        store_run(self._connection, record, leases)
 
     def _check_caps(self, record: Record) -> None:
         """Refuse a counted run that could exceed a cap on any data set that is related to its own."""

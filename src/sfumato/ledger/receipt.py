@@ -40,6 +40,7 @@ class _Spending(TypedDict):
     saved_steps: NotRequired[Annotated[int, Meta(ge=-1, le=2**53)]]  # older folders lack it
     finished: bool
     started: _Name
+    parent: NotRequired[_Name]  # runs of a search alone have it
     leases: Annotated[list[_Name], Meta(min_length=1)]
 
 
@@ -80,6 +81,7 @@ def write_receipt(folder: Path, receipt: Receipt) -> None:
         "finished": record.finished,
         "started": record.started,
         "leases": list(receipt.leases),
+        **({"parent": record.parent} if record.parent else {}),
     }
     write_json(folder / SPENDING_FILE, values)
 
@@ -105,9 +107,12 @@ def read_receipt(folder: Path) -> Receipt | None:
 
 def receipt_from(values: Any, *, plan: dict[str, Any] | None, leases: Sequence[str]) -> Receipt:
     """Of the named values of a file or of a row in the ledger; ValueError if one cannot be."""
-    values = {"saved_steps": -1, "name": "", **dict(values)}  # older folders lack these
+    values = {"saved_steps": -1, "name": "", "parent": "", **dict(values)}  # older folders lack these
     counts = [values["reserved_steps"], values["saved_steps"]]
-    texts = [*(values[key] for key in ("run_id", "fingerprint", "label", "name", "started")), *leases]
+    texts = [
+        *(values[key] for key in ("run_id", "fingerprint", "label", "name", "started", "parent")),
+        *leases,
+    ]
     if not all(isinstance(text, str) for text in texts) or not leases:
         raise ValueError("a name or a lease is not a text")
     if not all(type(count) is int and -1 <= count < 2**62 for count in counts):
@@ -123,6 +128,7 @@ def receipt_from(values: Any, *, plan: dict[str, Any] | None, leases: Sequence[s
         saved_steps=counts[1],
         finished=bool(values["finished"]),
         started=values["started"],
+        parent=values["parent"],
     )
     return Receipt(record=record, leases=tuple(leases))
 

@@ -28,6 +28,7 @@ class Record:
     started: str  # by the clock of that day: for reading, never for deciding
     name: str = ""  # of the data, as this run called them: public; empty if not known
     saved_steps: int = -1  # the furthest saved state whose results may have been seen; -1: none
+    parent: str = ""  # the run of the search that has paid for this one; empty: it pays for itself
 
     @property
     def counted(self) -> bool:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from sfumato import accounting
 from sfumato.accounting import Accountant, Event, Neighbouring, Selection
-from sfumato.errors import ConfigError, PrivacyError
+from sfumato.errors import ConfigError
 from sfumato.privacy.noise_mechanisms import NoiseMechanism, check_sensitivity, find_mechanism
+from sfumato.privacy.plan_rules import check_plan, wrong_number_given
 from sfumato.privacy.records import (
     RecordedMechanism,
     RecordedScheme,
@@ -21,6 +22,7 @@ from sfumato.privacy.records import (
     record_scheme,
 )
 from sfumato.privacy.sampling_schemes import Batches, SamplingScheme, find_scheme
+from sfumato.privacy.search import Part, Search
 from sfumato.privacy.statement import EarlierRuns, Statement, make_statement
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class PlanSettings(TypedDict, total=False):
     extra_events: tuple[Event, ...]
     tuning_runs: float | None
     uncounted_search: bool
+    search: Search | None
+    search_part: Part
     max_images_per_unit: int | None
     allow_large_delta: bool
 
@@ -72,11 +76,13 @@ class Plan:
     extra_events: tuple[Event, ...] = ()  # other releases from the same data, such as a private mean
     tuning_runs: float | None = None  # mean number of runs of a counted search (geometric); None: no search
     uncounted_search: bool = False  # settings chosen on the same data at a cost that ε leaves out
+    search: Search | None = None  # that this run is part of: ε is then that of all of it
+    search_part: Part = "trial"
     max_images_per_unit: int | None = None  # bound on a patient's images in one step
     allow_large_delta: bool = False  # accept δ above 1/N
 
     def __post_init__(self) -> None:
-        _check_plan(self)
+        check_plan(self)
 
     @classmethod
     def calibrate(
@@ -99,7 +105,7 @@ class Plan:
         given = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier}
         missing = [name for name, value in given.items() if value is None]
         if len(missing) != 1:
-            raise _wrong_number_given(missing)
+            raise wrong_number_given(missing)
         accounting.check_budget(epsilon)
         draft = cls(
             num_examples=num_examples,
@@ -156,15 +162,21 @@ class Plan:
 
     def events(self, num_steps: int | None = None) -> tuple[Event, ...]:
         """Everything that touches the private data, up to a step or to the end."""
+        if self.search is not None and self.search.is_counted:
+            return self.search.events()
+        events = self.own_events(num_steps)
+        if self.tuning_runs is None:
+            return events
+        return (Selection(events=accounting.without_selections(events), mean_runs=self.tuning_runs),)
+
+    def own_events(self, num_steps: int | None = None) -> tuple[Event, ...]:
+        """What this run does by itself, whatever search it is part of."""
         steps = self._scheme.event(
             self._mechanism.event(self.noise_multiplier),
             sampling_rate=self.sampling_rate,
             num_steps=self.num_steps if num_steps is None else num_steps,
         )
-        events: tuple[Event, ...] = (*self.extra_events, steps)
-        if self.tuning_runs is None:
-            return events
-        return (Selection(events=accounting.without_selections(events), mean_runs=self.tuning_runs),)
+        return (*self.extra_events, steps)
 
     @cached_property
     def epsilon(self) -> float:
@@ -237,6 +249,9 @@ class Plan:
         values["extra_events"] = [accounting.event_to_dict(event) for event in self.extra_events]
         for name, held in self._records.items():
             values[name] = held if isinstance(held, str) else held.as_dict()
+        search, part = values.pop("search"), values.pop("search_part")
+        if search is not None:  # plans of earlier versions have none, and must stay equal to themselves
+            values |= {"search": search.as_dict(), "search_part": part}
         return values
 
     @cached_property
@@ -271,79 +286,11 @@ class Plan:
             )
         accounting.check_many(values.get("extra_events", ()))
         events = tuple(accounting.event_from_dict(event) for event in values.get("extra_events", ()))
-        recorded = {
+        recorded: dict[str, Any] = {
             name: read(values[name])
             for name, read in (("sampling", read_scheme), ("mechanism", read_mechanism))
             if isinstance(values.get(name), Mapping)
         }
+        if isinstance(values.get("search"), Mapping):
+            recorded["search"] = Search.from_dict(values["search"])
         return cls(**{**values, "extra_events": events, **recorded})
-
-
-def _check_plan(plan: Plan) -> None:
-    if not (accounting.is_whole(plan.num_examples) and 1 <= plan.num_examples <= 2**53):
-        raise ConfigError(
-            "num-examples-out-of-range", f"num_examples is {plan.num_examples}.", fix="Give 1 or more."
-        )
-    if not (math.isfinite(plan.batch_size) and 0 < plan.batch_size <= plan.num_examples):
-        raise ConfigError(
-            "batch-size-out-of-range",
-            f"batch_size is {plan.batch_size}, but there are {plan.num_examples} units.",
-            fix="Give an expected batch size between 1 and the number of units.",
-        )
-    if not (math.isfinite(plan.clip_norm) and plan.clip_norm > 0):
-        raise ConfigError(
-            "clip-norm-out-of-range", f"clip_norm is {plan.clip_norm}.", fix="Give a number above 0."
-        )
-    if plan.noise_multiplier == 0:
-        raise ConfigError(
-            "noise-out-of-range",
-            "noise_multiplier is 0: without noise there is no privacy.",
-            fix="Give a number above 0, or train with --no-privacy.",
-        )
-    accounting.check_delta(plan.delta)
-    if plan.delta > 1 / plan.num_examples and not plan.allow_large_delta:
-        raise PrivacyError(
-            "delta-too-large",
-            f"delta is {plan.delta:g}, above 1/{plan.num_examples} (1 / number of units).",
-            why="Publishing one unit at random in the clear would already satisfy such a delta.",
-            fix=f"Use at most {0.5 / plan.num_examples:.1g}, or --force it, and the statement says so.",
-        )
-    if plan.tuning_runs is not None and plan.uncounted_search:
-        raise ConfigError(
-            "contradictory-search",
-            "the search is both counted (tuning_runs) and uncounted (uncounted_search).",
-            fix="Give one of them.",
-        )
-    for name, allowed in _CHOICES.items():
-        if getattr(plan, name) not in allowed:
-            raise ConfigError(
-                "unknown-choice",
-                f"{name} is {getattr(plan, name)!r}.",
-                fix=f"Use one of: {', '.join(allowed)}.",
-            )
-    accounting.check_many(plan.extra_events)
-    events = plan.events()  # checks noise, rate and steps
-    accounting.ACCOUNTANTS[plan.accountant].check(events)
-
-
-_CHOICES = {
-    "unit": ("image", "patient"),
-    "accountant": accounting.ACCOUNTANTS,
-    "neighbouring": ("add-or-remove", "replace-one"),
-}
-
-
-def _wrong_number_given(missing: list[str]) -> ConfigError:
-    if not missing:
-        return ConfigError(
-            "contradictory-budget",
-            "epsilon, batch_size, num_steps and noise_multiplier are all given.",
-            why="Any three of them determine the fourth.",
-            fix="Leave one out.",
-        )
-    return ConfigError(
-        "underdetermined-budget",
-        f"{' and '.join(missing)} are not given.",
-        why="Only one unknown can be solved for.",
-        fix="Give all but one of epsilon, batch_size, num_steps and noise_multiplier.",
-    )

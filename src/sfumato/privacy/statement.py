@@ -112,6 +112,7 @@ def make_statement(
         "events": [accounting.event_to_dict(event) for event in plan.events()],
         "tuning_runs": plan.tuning_runs,
         "uncounted_search": plan.uncounted_search,
+        "search": None if plan.search is None else plan.search.as_dict(),
         "groups": [{"images": size, "epsilon": _json(eps), "method": how} for size, eps, how in groups],
     }
     return Statement(
@@ -165,7 +166,7 @@ def _run(plan: Plan) -> str:
             f" It is the best of a random number of such runs, {plan.tuning_runs:g} on average "
             "(geometric); the choice is counted in (Papernot and Steinke 2022)."
         )
-    return text
+    return text if plan.search is None else f"{text} {plan.search.sentence(plan.unit)}"
 
 
 def _guarantee(plan: Plan, mu: float, kind: str, error: float) -> str:
@@ -216,17 +217,19 @@ def _groups(plan: Plan, images_per_person: int | None) -> list[tuple[int, float,
 
 
 def _assumes(plan: Plan, earlier: EarlierRuns | None) -> tuple[str, ...]:
-    if plan.tuning_runs is not None:
-        search = "No run outside the counted search looked at the private data."
+    search = (
+        "Settings were fixed beforehand or chosen on other data." if earlier is None else earlier.sentence
+    )
+    if plan.search is not None and not plan.search.is_counted:
+        search = f"Nobody whose images are private is among those of the trials. {search}"
+    elif plan.search is not None or plan.tuning_runs is not None:
+        counted = "No run outside the counted search looked at the private data."
+        search = counted if earlier is None or plan.search is None else f"{counted} {earlier.sentence}"
     elif plan.uncounted_search:
         search = (
             "Settings were chosen by runs on the same private data, and ε does NOT count that search: "
             "the true cost is higher."
         )
-    elif earlier is not None:
-        search = earlier.sentence
-    else:
-        search = "Settings were fixed beforehand or chosen on other data."
     assumptions = [
         search,
         f"The number of {_PLURAL[plan.unit]}, the class names, the normalisation constants and every "

@@ -146,7 +146,7 @@ class AuditSettings:
     canaries: Annotated[int, Meta(ge=0, le=100_000)] = setting(
         0, "units of their own, each in by a fair coin; the real ones pay nothing; 0: no audit"
     )
-    kind: Literal["gradient", "mislabelled", "noise"] = setting(
+    kind: Literal["gradient", "mislabelled", "noise", "optimised"] = setting(
         "gradient", "a gradient of full length, watched step by step; or images, judged by the final model"
     )
 

@@ -107,6 +107,18 @@ class PrivacyEvent(GaussianEvent):
     shape: NotRequired[NonNegative | Literal["poisson"]]
 
 
+class SearchDocument(TypedDict):
+    """The search that found the settings: what each part of it may cost; see ``privacy.search``."""
+
+    strategy: Literal["random-stopping", "scaled", "public"]
+    num_trials: NonNegative
+    shape: NonNegative | Literal["poisson"]
+    trial: list[GaussianEvent]
+    score: list[GaussianEvent]
+    final: list[GaussianEvent]
+    scored_on: str
+
+
 class BackboneDocument(TypedDict):
     """The public network that training began with."""
 
@@ -153,6 +165,7 @@ class Privacy(TypedDict, total=False):
     mu_gdp: NonNegative | None
     events: list[PrivacyEvent]
     uncounted_search: bool
+    search: SearchDocument | None
     weights_from: Origin | None
     filing: Filing
 

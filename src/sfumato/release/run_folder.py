@@ -26,6 +26,7 @@ _WORDS = frozenset(["train", "demo", "image", "patient", "true", "false", "none"
     "gradient",
     "mislabelled",
     "noise",
+    "optimised",
 }
 
 

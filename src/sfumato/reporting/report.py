@@ -39,13 +39,16 @@ def write_report(runs: Sequence[Path], target: Path) -> None:
 
 def render(records: Sequence[RunRecord]) -> str:
     """The page as HTML."""
+    if len(records) == 1:
+        return render_page("run.html.j2", _single(records[0]))
+    return render_page("comparison.html.j2", _comparison(records))
+
+
+def render_page(template: str, content: Mapping[str, object]) -> str:
+    """One of the templates as a self-contained page; every value is escaped."""
     style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
     checksum = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     page = {"style": Markup(style), "policy": _POLICY.format(checksum)}
-    if len(records) == 1:
-        template, content = "run.html.j2", _single(records[0])
-    else:
-        template, content = "comparison.html.j2", _comparison(records)
     return _environment().get_template(template).render(**page, **content)
 
 

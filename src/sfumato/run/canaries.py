@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sfumato.data.canaries import canary_images
+from sfumato.data.canaries import CanaryImages, canary_images
 from sfumato.errors import ConfigError, RunError
-from sfumato.files import check_plain, sync
+from sfumato.features.patch_features import PatchFeatures
+from sfumato.features.rare_images import rare_images
+from sfumato.files import check_plain, replacing, sync
+from sfumato.models.fixed_features import FixedFeatures
 from sfumato.randomness import RandomSource
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.features import feature_views
@@ -33,10 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sfumato.data import ImageSet
+    from sfumato.data.images import Task
     from sfumato.recipes.recipe import Recipe
     from sfumato.run.prepare import Prepared
 
 PROJECTIONS = "projections.f32"  # in state/: (steps, canaries) in float32, the lowest byte first
+IMAGES = "canary-images.safetensors"  # in state/: of canaries that take minutes to make
 _WAITING = "audit.projections"  # in the state: those of the steps since the state before
 
 
@@ -151,13 +158,13 @@ class RunCanaries:
             silent=directions is not None and directions.silent and prepared.loss is cross_entropy,
             images=None
             if settings.kind == "gradient"
-            else canary_images(
+            else images_of_canaries(
+                folder,
                 key,
                 settings.canaries,
                 kind=settings.kind,
-                shape=tuple(train.images.shape[1:]),
-                classes=train.classes,
-                task=train.task,
+                model=prepared.model,
+                like=(tuple(train.images.shape[1:]), train.classes, train.task),
             ),
             projections=Projections(folder.state / PROJECTIONS, settings.canaries),
             sensitivity=prepared.clipping.sensitivity(plan.clip_norm),
@@ -187,6 +194,53 @@ class RunCanaries:
     def restore(self, state: RunState) -> None:
         """Go on with what was seen in the saved state; refuses that of other canaries."""
         self.projections.restored(state, key=self.key, white_box=self.directions is not None)
+
+
+def images_of_canaries(
+    folder: RunFolder,
+    key: int,
+    count: int,
+    *,
+    kind: CanaryImages,
+    model: nn.Module,
+    like: tuple[tuple[int, ...], tuple[str, ...], Task],
+) -> ImageSet:
+    """The images of this key, of a shape, classes and task like the run's.
+
+    Those that are optimised take minutes: they are made once, for the public features of ``model``, and kept.
+    """
+    shape, classes, task = like
+    drawn = canary_images(key, count, kind=kind, shape=shape, classes=classes, task=task)
+    if kind != "optimised":
+        return drawn
+    path = folder.state / IMAGES
+    if not path.exists():
+        made = rare_images(_patches_of(model), drawn.images)
+        with replacing(path, mode=0o600) as temporary:
+            save_file({"images": made}, temporary)
+    try:
+        images = load_file(path)["images"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RunError(
+            "damaged-run",
+            f"{path} cannot be read: {error}",
+            fix="Delete it: the images are made anew, which takes minutes.",
+        ) from error
+    if images.shape != drawn.images.shape or images.dtype != torch.uint8:
+        raise _other_canaries()
+    return replace(drawn, images=images)
+
+
+def _patches_of(model: nn.Module) -> PatchFeatures:
+    """The features that images can be made for, without the private centre."""
+    if not isinstance(model, FixedFeatures) or not isinstance(model.extractor, PatchFeatures):
+        raise ConfigError(
+            "canaries-need-patches",
+            "optimised canaries are wanted, but the model has no fixed patch features.",
+            why="They are made for features that are known before the training.",
+            fix="Use --recipe fast/patches, or --audit-kind mislabelled.",
+        )
+    return model.extractor
 
 
 def _lost_projections(what: str) -> RunError:
@@ -234,6 +288,8 @@ def check_room(recipe: Recipe, model: nn.Module, train: ImageSet) -> None:
     if recipe.audit.kind == "gradient":
         Directions.draw(0, recipe.audit.canaries, model, softmax=not train.multi_label)
         return
+    if recipe.audit.kind == "optimised":
+        _patches_of(model)
     height, width = train.images.shape[-2:]
     if height != width:
         raise ConfigError(

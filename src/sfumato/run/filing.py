@@ -37,6 +37,7 @@ class History:
     named: tuple[Record, ...]  # runs on data of the same name, this one included
     related: tuple[Record, ...]  # runs that a unit of these data may be part of: private knowledge
     fingerprint: str
+    parent: str = ""  # the search that has paid for this run: it is no earlier one
 
     @classmethod
     def of(cls, ledger: Ledger, record: Record) -> History:
@@ -47,6 +48,7 @@ class History:
             named=tuple(ledger.records_named(record.name)),
             related=tuple(ledger.records(record.fingerprint, unit=unit)),
             fingerprint=record.fingerprint,
+            parent=record.parent,
         )
 
     def earlier(self, plan: Plan) -> EarlierRuns | None:
@@ -58,7 +60,7 @@ class History:
         return EarlierRuns(num_runs=earlier, epsilon=total.epsilon, delta=total.delta)
 
     def _is_this(self, record: Record) -> bool:
-        return record.run_id == self.run_id
+        return record.run_id in (self.run_id, self.parent)
 
 
 def filing_of(history: History, recipe: Recipe, plan: Plan | None) -> Filing:

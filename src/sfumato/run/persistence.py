@@ -52,6 +52,7 @@ class Persistence:
             image_ids=images.content_ids,
             patient_names=prepared.splits.names_of(images),
             saved_steps=-1 if state is None else state.values["step"],
+            parent="" if prepared.components.searched is None else prepared.components.searched.parent,
         )
         return cls(
             prepared=prepared,

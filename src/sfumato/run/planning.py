@@ -15,6 +15,7 @@ from sfumato.sampling import PoissonSampling
 if TYPE_CHECKING:
     from sfumato.recipes.recipe import PrivacySettings, Recipe
     from sfumato.run.provenance import Provenance
+    from sfumato.training.components import SearchedRun
 
 
 def build_plan(
@@ -24,11 +25,13 @@ def build_plan(
     force: bool = False,
     provenance: Provenance | None = None,
     sampling: SamplingScheme | None = None,
+    searched: SearchedRun | None = None,
 ) -> Plan | None:
     """The plan that the recipe's budget gives for ``num_units``; None without privacy.
 
     What the first weights cost the same images, as ``provenance`` says, is part of the plan and of its ε.
-    ``sampling`` replaces the recipe's scheme. ``force`` accepts a delta above 1 / ``num_units``.
+    ``sampling`` replaces the recipe's scheme; ``searched`` is the search that the run is part of. ``force``
+    accepts a delta above 1 / ``num_units``.
     """
     settings = recipe.privacy
     if not settings.enabled:
@@ -44,6 +47,8 @@ def build_plan(
         extra_events=(*(release.event for release in private_releases(recipe)), *weights_events),
         tuning_runs=settings.tuning_runs,
         uncounted_search=settings.uncounted_search,
+        search=None if searched is None else searched.search,
+        search_part="trial" if searched is None else searched.part,
         max_images_per_unit=settings.max_images_per_patient if settings.unit == "patient" else None,
         allow_large_delta=force,
     )

@@ -155,7 +155,12 @@ def resolve(
         recipe, splits, pretrained=pretrained, custom_model=model is not None
     )
     plan = build_plan(
-        recipe, num_units=num_units, force=force, provenance=provenance, sampling=components.sampling
+        recipe,
+        num_units=num_units,
+        force=force,
+        provenance=provenance,
+        sampling=components.sampling,
+        searched=components.searched,
     )
     sampler = plan.sampler() if plan is not None else plain_sampler(recipe, num_units)
     mean, std = _constants(recipe, train, provenance, model)

@@ -27,7 +27,7 @@ from sfumato.run.pretraining import finished_stage, stage_recipe
 from sfumato.run.provenance import check_ancestors
 from sfumato.run.publish import RunResult, publish
 from sfumato.run.steps import Run
-from sfumato.training.components import Components, OptimizerFactory
+from sfumato.training.components import Components, OptimizerFactory, SearchedRun
 from sfumato.training.decision import Decision
 from sfumato.training.gradient_sums import Loss
 
@@ -44,6 +44,7 @@ def train(
     clipping: Clipping | None = None,
     sampling: SamplingScheme | None = None,
     optimizer: OptimizerFactory | None = None,
+    searched: SearchedRun | None = None,
     ledger: Ledger | None = None,
     observer: Observer | None = None,
 ) -> RunResult:
@@ -51,7 +52,7 @@ def train(
 
     ``data``, ``model``, ``loss``, ``clipping``, ``sampling`` and ``optimizer`` replace what the recipe names.
     A copy of ``model`` is trained: the object itself gets the released weights at the end, and is unchanged
-    if the run is interrupted, since steps that were not saved are taken again.
+    if the run is interrupted, since steps that were not saved are taken again. ``searched``: see ``tune``.
 
     Guarantee: the released model is what ``release/privacy.json`` states, or there is no release. With
     ``resume`` an interrupted run continues under its recipe and plan; a changed one is refused. Spending
@@ -68,7 +69,9 @@ def train(
         model=None if model is None else training_copy(model),
         force=force,
         pretrained=pretrained,
-        components=Components(loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer),
+        components=Components(
+            loss=loss, clipping=clipping, sampling=sampling, optimizer=optimizer, searched=searched
+        ),
         observer=observer,
     )
     if ledger is None:

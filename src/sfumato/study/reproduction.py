@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ class Reproduction:
     seeds: Sequence[int]
     store: Store
     changed: Mapping[str, Any] = field(default_factory=dict)  # settings other than the family's
+    replace: bool = False  # run again what was run with other settings than the recipe has now
 
     def run(
         self,
@@ -58,6 +60,11 @@ class Reproduction:
             for seed in self.seeds:
                 for condition in self.conditions:
                     if condition.recipe_name in left_out or self.result(condition, seed) is not None:
+                        continue
+                    equal = self.store.equal(condition, self.scale, seed)
+                    if equal is not None:
+                        self.store.keep(condition, self.scale, seed, equal)
+                        self.write()
                         continue
                     try:
                         splits = loaded.of(condition.recipe.data)
@@ -79,7 +86,7 @@ class Reproduction:
 
     def result(self, condition: Condition, seed: int) -> Result | None:
         """The finished run, if it is there."""
-        return self.store.find(condition, self.scale, seed)
+        return self.store.find(condition, self.scale, seed, replace=self.replace)
 
     def values(self, condition: Condition, score: str) -> dict[int, float]:
         """The score in %, by seed, of the runs that are finished."""
@@ -161,6 +168,7 @@ class Reproduction:
         begun = (folder / "recipe.toml").is_file()
         if folder.exists() and not begun:  # killed while the folder was made
             shutil.rmtree(folder)
+        began = time.process_time()
         # the papers' own δ may be above 1/N, which their recipes say
         done = train(
             recipe, out=folder, resume=begun, data=splits, ledger=ledger, observer=observer, force=True
@@ -185,6 +193,7 @@ class Reproduction:
             noise_multiplier=done.privacy["noise_multiplier"],
             num_steps=done.num_steps,
             seconds=done.seconds,
+            processor_seconds=None if begun else round(time.process_time() - began, 2),
             hardware=f"{environment['processor']}, {environment['num_threads']} threads",
             version=environment["sfumato"],
             settings=stored_settings(recipe),

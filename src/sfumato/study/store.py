@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from sfumato.errors import RunError
 from sfumato.files import read_json, write_json, write_text
@@ -42,10 +42,12 @@ class Result(TypedDict):
     delta: float | None
     noise_multiplier: float | None
     num_steps: int
-    seconds: float
+    seconds: float  # elapsed, over all processes that were at it
+    processor_seconds: NotRequired[float | None]  # None: went on in another process, which did not count them
     hardware: str
     version: str
     settings: dict[str, Any]
+    taken_from: NotRequired[str]  # the recipe under which it was run: its settings and seed are these
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,11 @@ class Store:
     def folder(self, condition: Condition, scale: Scale, seed: int) -> Path:
         return self.out / scale / condition.recipe_name.replace("/", "_") / f"seed{seed}"
 
-    def find(self, condition: Condition, scale: Scale, seed: int) -> Result | None:
-        """The finished run of this condition and seed; RunError if it was run with other settings."""
+    def find(self, condition: Condition, scale: Scale, seed: int, *, replace: bool = False) -> Result | None:
+        """The finished run of this condition and seed.
+
+        One with other settings is refused; with ``replace`` it counts as not there, so that it is run again.
+        """
         place = self.folder(condition, scale, seed) / _RESULT
         if not place.exists():
             return None
@@ -71,19 +76,35 @@ class Store:
         before = from_table(Recipe, result["settings"], origin=str(place))
         changed = differences(before, condition.recipe)
         changed.pop("training.seed", None)
+        if changed and replace:
+            return None
         if changed:
             listed = ", ".join(f"{key} was {old!r}, now {new!r}" for key, (old, new) in changed.items())
             raise RunError(
                 "other-settings",
                 f"{place} was run with other settings: {listed}",
                 why="Runs of one condition are averaged and compared; mixed settings would mean nothing.",
-                fix="Use the same settings, or another --out.",
+                fix="Use the same settings, another --out, or --replace to run these again as it is now.",
             )
         return result
+
+    def equal(self, condition: Condition, scale: Scale, seed: int) -> Result | None:
+        """A finished run with this seed and the same settings under another recipe's name."""
+        for place in sorted(self.out.glob(f"{scale}/*/seed{seed}/{_RESULT}")):
+            result = _read(place)
+            before = from_table(Recipe, result["settings"], origin=str(place))
+            same = set(differences(before, condition.recipe)) <= {"training.seed"}
+            if same and set(condition.scores) <= set(result["scores"]):
+                taken = result.copy()
+                taken["recipe"] = condition.recipe_name
+                taken["taken_from"] = result.get("taken_from", result["recipe"])
+                return taken
+        return None
 
     def keep(self, condition: Condition, scale: Scale, seed: int, result: Result) -> None:
         """Write the result, durably, then remove the run's folder and bring results.csv up to date."""
         folder = self.folder(condition, scale, seed)
+        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / _RESULT, result)
         shutil.rmtree(folder / "run", ignore_errors=True)
         self.write_table()

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from sfumato.gradients import CLIPPINGS, Clipping
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.sampling_schemes import SamplingScheme
+from sfumato.privacy.search import Part, Search
 from sfumato.recipes.recipe import Recipe
 from sfumato.training.component_identity import identity_of
 from sfumato.training.gradient_sums import Loss
@@ -44,16 +45,27 @@ class WeightedLoss:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SearchedRun:
+    """A run's place in a search: which part it is, and the run in the ledger that pays, if any does."""
+
+    search: Search
+    part: Part = "trial"
+    parent: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Components:
     """What a caller brings instead of what the recipe names; None: as the recipe says.
 
-    ``optimizer`` gets the trained parameters; its learning rate is set by the recipe's schedule.
+    ``optimizer`` gets the trained parameters; its learning rate is set by the recipe's schedule. ``searched``
+    is the search that the run is part of.
     """
 
     loss: Loss | None = None
     clipping: Clipping | None = None
     sampling: SamplingScheme | None = None
     optimizer: OptimizerFactory | None = None
+    searched: SearchedRun | None = None
 
     @property
     def are_named(self) -> bool:
