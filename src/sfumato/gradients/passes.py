@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from sfumato.errors import ModelError
 from sfumato.gradients.choice import Choices, Learnt, reference_to
-from sfumato.gradients.claims import Claim, claims_of, move_to_parents
+from sfumato.gradients.claims import Claim, claims_of, passed_on, watched_names
 from sfumato.gradients.piece import Piece
 from sfumato.gradients.probe import probed, state_of
 from sfumato.gradients.random_operations import RandomOperations
@@ -33,6 +33,7 @@ from sfumato.gradients.stochastic import (
 from sfumato.gradients.suitability import check_untouched, contents_of
 from sfumato.gradients.swapping import swapped
 from sfumato.gradients.tape import Tape
+from sfumato.gradients.uses import watched_places
 
 
 def record(
@@ -52,22 +53,23 @@ def record(
         is_random = _draws(model, inputs[:1])
     else:
         claims, probed_well, is_random = known.claims, True, known.is_random
+    plan = known.plan if known is not None else ()
     while True:
         if not probed_well:
-            claims, lost = _probed_with(model, claims, inputs, targets, loss, draws, is_random)
+            claims, lost, plan = _probed_with(model, claims, inputs, targets, loss, draws, is_random)
             if lost:
-                claims = move_to_parents(model, claims, lost)
+                claims = passed_on(model, claims, lost)
                 continue
             probed_well = True
         before, generators = contents_of(model), Generators(inputs.device)
-        tape = Tape(claims, segments, len(inputs), choices)
+        tape = Tape(claims, segments, len(inputs), choices, plan)
+        places = watched_places(tape.watch, model, watched_names(claims), _detached_by_id(model))
         tape.drawn = _drawn(model, inputs, draws, state, choices) if is_random else None
         with torch.enable_grad(), _plain_recurrence(model):
-            with tape.recording(model), swapped(model, _detached_by_id(model)), drawing(tape.drawn):
+            with tape.recording(model), swapped(model, places), drawing(tape.drawn):
                 outputs = model(inputs)
-            if tape.lost:
-                claims = move_to_parents(model, claims, {claim.path: claim for claim in tape.lost}.values())
-                probed_well = False
+            if lost := tape.lost_claims():
+                claims, probed_well = passed_on(model, claims, lost), False
                 continue
             if known is None or known.loss() is not loss:
                 check_stateless(loss, outputs, targets)
@@ -79,13 +81,16 @@ def record(
             per_unit = segments.sum(per_row) / segments.sizes
             with _no_checkpoints():
                 tape.backward(per_unit.sum())
+        if lost := tape.lost_claims():
+            claims, probed_well = passed_on(model, claims, lost), False
+            continue
         check_untouched(model, before)
         if _disturbed(model, inputs, generators):  # p has been raised since, for instance
             if is_random:
                 raise refuse_random(model, "")
             is_random = True
             continue
-        choices.claims[model] = Learnt(state, claims, is_random, reference_to(loss))
+        choices.claims[model] = Learnt(state, claims, is_random, reference_to(loss), tuple(plan))
         return tape.pieces, per_unit.detach()
 
 
@@ -127,7 +132,7 @@ def _probed_with(
     loss: Loss,
     draws: RowDraws | None,
     is_random: bool,
-) -> tuple[list[Claim], list[Claim]]:
+) -> tuple[list[Claim], list[Claim], Sequence[tuple[str, int]]]:
     """``probed``, under random numbers of the step where the model draws any."""
     if not is_random:
         return probed(model, claims, inputs[:1], targets[:1], loss)

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from sfumato.errors import ModelError
 from sfumato.gradients.call import tensors_in
-from sfumato.gradients.claims import Claim
+from sfumato.gradients.claims import Claim, watched_names
 from sfumato.gradients.fallback import output_tensors
+from sfumato.gradients.functions import FUNCTIONS
 from sfumato.gradients.row_losses import Loss, row_losses
 from sfumato.gradients.swapping import parameter_of, swapped
+from sfumato.gradients.uses import Watch, watched_places
 
 
 def state_of(model: nn.Module) -> tuple[object, ...]:
@@ -51,8 +53,9 @@ class _Watch:
 
 def probed(
     model: nn.Module, claims: list[Claim], inputs: Tensor, targets: Tensor, loss: Loss
-) -> tuple[list[Claim], list[Claim]]:
-    """The claims, with the arguments that all rows share; and those that cannot stand.
+) -> tuple[list[Claim], list[Claim], list[tuple[str, int]]]:
+    """The claims, with the arguments that all rows share; those that cannot stand; and what the watched
+    parameters met (``Watch.plan``).
 
     One row is sent through with every layer's own parameters detached while the layer runs. A layer that
     receives anything but one row does not have rows first, whatever lengths happen to be equal in a batch. A
@@ -60,8 +63,10 @@ def probed(
     """
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
-    watch = _Watch(claims)
-    with torch.enable_grad(), _watching(model, claims, watch), swapped(model, _by_id(model, leaves)):
+    watch, uses = _Watch(claims), Watch(FUNCTIONS, len(inputs))
+    places = watched_places(uses, model, watched_names(claims), _by_id(model, leaves))
+    leaves |= uses.leaves
+    with torch.enable_grad(), _watching(model, claims, watch), swapped(model, places):
         # PyTorch's group norm crashes in channels last if its scale wants a gradient and its input does not
         image = inputs.detach().requires_grad_(inputs.is_floating_point())
         value = row_losses(loss, model(image.clone()), targets).sum()
@@ -79,14 +84,21 @@ def probed(
                 fix="Use it as self.name, or through nn.ParameterList.",
             )
     used = {name for name, gradient in zip(wanted, gradients, strict=False) if gradient is not None}
-    lost = watch.lost | {claim.path: claim for claim in claims if used & set(claim.parameters.values())}
-    return claims, list(lost.values())
+    lost = {(path, False): claim for path, claim in watch.lost.items()}
+    lost |= {
+        (claim.path, bool(claim.watched)): claim
+        for claim in claims
+        if used & set(claim.parameters.values())
+    }
+    return claims, list(lost.values()), uses.seen
 
 
 @contextmanager
 def _watching(model: nn.Module, claims: list[Claim], watch: _Watch) -> Iterator[None]:
     handles = []
     for claim in claims:
+        if claim.watched:
+            continue
         module = model.get_submodule(claim.path)
         handles.append(module.register_forward_pre_hook(partial(watch.enter, claim)))
         handles.append(module.register_forward_hook(partial(watch.leave, claim), with_kwargs=True))
