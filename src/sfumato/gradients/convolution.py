@@ -1,4 +1,4 @@
-"""Per-unit gradients of convolutions: four equal strategies.
+"""Per-unit gradients of convolutions: four equal strategies, and two more for depthwise ones.
 
 direct    the unit's weight gradient by compiled sums over its positions, where vectors are wide.
 columns   the unit's weight gradient as matrix products over its patches, laid out in a buffer that stays
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.columns import columns_piece
+from sfumato.gradients.depthwise import folded_piece, is_depthwise, shifted_piece
 from sfumato.gradients.gram import deferred_sum, gram_multiply_adds, gram_pays, gram_products
 from sfumato.gradients.kernels import offers_unit_filters, position_sums, unit_filters
 from sfumato.gradients.layer_types import Convolving, Weighted
@@ -55,11 +57,20 @@ def convolution_rule(call: Call) -> list[Strategy]:
         Strategy("columns", conv.multiply_adds * 1.3, by_columns),
         Strategy("library", conv.multiply_adds * 1.4, by_calls),
     ]
+    if is_depthwise(conv) and "weight" in call.names:
+        for name, form, cost in (("shifted", shifted_piece, 1.0), ("folded", folded_piece, 1.2)):
+            strategies.append(
+                Strategy(name, conv.multiply_adds * cost, partial(_with_bias, call, conv, form))
+            )
     if offers_direct(conv) and "weight" in call.names:
         strategies.append(Strategy("direct", conv.multiply_adds * 1.1, directly))
     if gram_pays(conv) and "weight" in call.names:
         strategies.append(Strategy("gram", gram_multiply_adds(conv), by_gram))
     return strategies
+
+
+def _with_bias(call: Call, conv: Convolution, form: Callable[[Convolution], Piece]) -> dict[str, Piece]:
+    return {**bias_piece(call), "weight": form(conv)}
 
 
 def bias_piece(call: Call) -> dict[str, Piece]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -30,6 +30,9 @@ class Geometry:
     def even(self) -> bool:
         """The same padding on both sides, as the library's calls take it."""
         return self.before == self.after
+
+    def with_groups(self, groups: int) -> Geometry:
+        return replace(self, groups=groups)
 
     def unpadded(self) -> Geometry:
         nothing = (0,) * len(self.kernel)

@@ -20,6 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sfumato.gradients.call import BackwardPass, Call, Rule
 
 
+LARGEST_DERIVED = 16_384  # values; the units' gradients of a larger one cost less in a second forward pass
+
+
 class Watched(Tensor):
     """A trained parameter, or a value made of such alone."""
 
@@ -139,7 +142,7 @@ class Watch:
         backward: Callable[[Call], BackwardPass | None] | None = None,
     ) -> Tensor | None:
         """The output of a function that has a rule; None where its rows are none."""
-        if isinstance(rows, Watched) or rows.dim() == 0:
+        if isinstance(rows, Watched) or rows.dim() == 0 or any(map(_large, operands.values())):
             return None
         times = self.times(function, len(rows), list(operands.values()))
         if times is None:
@@ -163,6 +166,10 @@ class Watch:
         one = value.detach().reshape((1,) * (dims - value.dim()) + tuple(value.shape))
         copies = one.expand(length, *one.shape[1:])
         return copies if self.recorder is None else self.recorder.copied(value, copies, times)
+
+
+def _large(value: Tensor | None) -> bool:
+    return isinstance(value, Watched) and value.parameter is None and value.numel() > LARGEST_DERIVED
 
 
 def pulled_back(value: Watched, gradients: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
