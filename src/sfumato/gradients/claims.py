@@ -14,6 +14,7 @@ from torch import nn
 
 from sfumato.errors import ModelError
 from sfumato.gradients.call import BackwardPass, Call, Rule
+from sfumato.gradients.contents import modules_of, parameters_of
 from sfumato.gradients.convolution import convolution_rule
 from sfumato.gradients.fallback import fallback_rule
 from sfumato.gradients.linear import embedding_rule, linear_rule
@@ -63,10 +64,10 @@ class Claim:
 
 def claims_of(model: nn.Module) -> list[Claim]:
     """Every layer claims its own trained parameters; where it has no rule they are watched."""
-    names = {id(value): name for name, value in model.named_parameters() if value.requires_grad}
+    names = {id(value): name for name, value in parameters_of(model) if value.requires_grad}
     claims: list[Claim] = []
     whole: tuple[str, ...] = ()
-    for path, module in model.named_modules():
+    for path, module in modules_of(model):
         if whole and path.startswith(whole):
             continue
         if isinstance(module, WHOLE):

@@ -91,7 +91,12 @@ def _group_norm(
 
 
 def _rms_norm(
-    watch: Watch, func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
+    watch: Watch,
+    func: Any,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Any = None,
+    eps: float | None = None,
 ) -> Tensor | None:
     if isinstance(input, Watched) or not isinstance(weight, Watched) or input.dtype != weight.dtype:
         return None
@@ -141,7 +146,8 @@ def _pointwise(watch: Watch, func: Any, *args: Any, **options: Any) -> Tensor | 
     if len(values) != 2 or sum(isinstance(value, Watched) for value in values) != 1:
         return None
     value, rows = values if isinstance(values[0], Watched) else reversed(values)
-    if rows.dim() == 0 or func.__name__ in IN_PLACE and args[0] is value:
+    assert isinstance(value, Watched)  # one of the two is
+    if rows.dim() == 0 or (func.__name__ in IN_PLACE and args[0] is value):
         return None
     copies = watch.copies(func.__name__, value, len(rows), rows.dim())
     if copies is None:
@@ -165,7 +171,14 @@ def _expanded(watch: Watch, func: Any, value: Any, *sizes: Any, **options: Any) 
 
 
 def _attention(
-    watch: Watch, func: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **options: Any
+    watch: Watch,
+    func: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    *rest: Any,
+    **options: Any,
 ) -> Tensor | None:
     """A bias of the attention, such as one for relative positions."""
     if not isinstance(attn_mask, Watched) or any(isinstance(each, Watched) for each in (query, key, value)):

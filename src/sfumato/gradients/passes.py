@@ -13,6 +13,7 @@ from torch.utils.checkpoint import CheckpointError
 from sfumato.errors import ModelError
 from sfumato.gradients.choice import Choices, Learnt, reference_to
 from sfumato.gradients.claims import Claim, claims_of, passed_on, watched_names
+from sfumato.gradients.contents import modules_of, parameters_of
 from sfumato.gradients.piece import Piece
 from sfumato.gradients.probe import probed, state_of
 from sfumato.gradients.random_operations import RandomOperations
@@ -53,7 +54,7 @@ def record(
         is_random = _draws(model, inputs[:1])
     else:
         claims, probed_well, is_random = known.claims, True, known.is_random
-    plan = known.plan if known is not None else ()
+    plan: Sequence[tuple[str, int]] = known.plan if known is not None else ()
     while True:
         if not probed_well:
             claims, lost, plan = _probed_with(model, claims, inputs, targets, loss, draws, is_random)
@@ -75,7 +76,8 @@ def record(
                 check_stateless(loss, outputs, targets)
             per_row = row_losses(loss, outputs, targets)
             compare_losses(loss, outputs, targets, per_row)
-            if known is None or known.state != state or may_reorder(per_row):
+            is_ordered = known is not None and known.state == state and known.is_ordered
+            if not is_ordered or may_reorder(per_row):
                 with _no_checkpoints():
                     tape.check_order(per_row)
             per_unit = segments.sum(per_row) / segments.sizes
@@ -90,7 +92,8 @@ def record(
                 raise refuse_random(model, "")
             is_random = True
             continue
-        choices.claims[model] = Learnt(state, claims, is_random, reference_to(loss), tuple(plan))
+        is_ordered = is_ordered or len(inputs) > 1
+        choices.claims[model] = Learnt(state, claims, is_random, reference_to(loss), is_ordered, tuple(plan))
         return tape.pieces, per_unit.detach()
 
 
@@ -112,7 +115,7 @@ def _no_checkpoints() -> Iterator[None]:
 def _plain_recurrence(model: nn.Module) -> Iterator[None]:
     """The library's fused LSTM keeps nothing for its backward pass if only the input wants a gradient."""
     enabled = torch._C._get_mkldnn_enabled()
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    recurrent = any(isinstance(module, nn.RNNBase) for _, module in modules_of(model))
     torch._C._set_mkldnn_enabled(enabled and not recurrent)
     try:
         yield
@@ -168,4 +171,4 @@ def _disturbed(model: nn.Module, inputs: Tensor, generators: Generators) -> bool
 
 
 def _detached_by_id(model: nn.Module) -> dict[int, Tensor]:
-    return {id(value): value.detach() for value in model.parameters()}
+    return {id(value): value.detach() for _, value in parameters_of(model)}

@@ -150,7 +150,9 @@ def weighted_sum(
     parts = weights[:whole].view(num_parts, 1, UNITS_AT_ONCE) @ flat[:whole].view(
         num_parts, UNITS_AT_ONCE, flat.shape[1]
     )
-    total = parts.sum(dim=(0, 1), dtype=torch.float64) + (weights[whole:] @ flat[whole:])
+    total = parts.sum(dim=(0, 1), dtype=torch.float64)
+    if whole < len(flat):
+        total += weights[whole:] @ flat[whole:]
     return total.view(gradients.shape[1:])
 
 

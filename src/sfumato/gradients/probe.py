@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sfumato.errors import ModelError
 from sfumato.gradients.call import tensors_in
 from sfumato.gradients.claims import Claim, watched_names
+from sfumato.gradients.contents import modules_of, parameters_of
 from sfumato.gradients.fallback import output_tensors
 from sfumato.gradients.functions import FUNCTIONS
 from sfumato.gradients.row_losses import Loss, row_losses
@@ -24,9 +25,9 @@ def state_of(model: nn.Module) -> tuple[object, ...]:
     """What the claims depend on: which parameters are trained, by which layers, in which mode and hooks."""
     layers = [
         (path, id(module), module.training, len(module._forward_hooks), len(module._forward_pre_hooks))
-        for path, module in model.named_modules()
+        for path, module in modules_of(model)
     ]
-    return (*layers, *(name for name, value in model.named_parameters() if value.requires_grad))
+    return (*layers, *(name for name, value in parameters_of(model) if value.requires_grad))
 
 
 class _Watch:
@@ -61,7 +62,7 @@ def probed(
     receives anything but one row does not have rows first, whatever lengths happen to be equal in a batch. A
     parameter that has a gradient all the same is used around its layer.
     """
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    trained = {name: value for name, value in parameters_of(model) if value.requires_grad}
     leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
     watch, uses = _Watch(claims), Watch(FUNCTIONS, len(inputs))
     places = watched_places(uses, model, watched_names(claims), _by_id(model, leaves))
@@ -86,9 +87,7 @@ def probed(
     used = {name for name, gradient in zip(wanted, gradients, strict=False) if gradient is not None}
     lost = {(path, False): claim for path, claim in watch.lost.items()}
     lost |= {
-        (claim.path, bool(claim.watched)): claim
-        for claim in claims
-        if used & set(claim.parameters.values())
+        (claim.path, bool(claim.watched)): claim for claim in claims if used & set(claim.parameters.values())
     }
     return claims, list(lost.values()), uses.seen
 
@@ -110,7 +109,7 @@ def _watching(model: nn.Module, claims: list[Claim], watch: _Watch) -> Iterator[
 
 
 def _by_id(model: nn.Module, leaves: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    return {id(value): leaves.get(name, value.detach()) for name, value in model.named_parameters()}
+    return {id(value): leaves.get(name, value.detach()) for name, value in parameters_of(model)}
 
 
 def has_rows(inputs: list[Tensor], outputs: tuple[Tensor, ...], rows: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from sfumato.gradients.choice import Choices, shape_key
 from sfumato.gradients.claims import Claim, holders
 from sfumato.gradients.fallback import fallback_rule, output_tensors
 from sfumato.gradients.functions import FUNCTIONS
+from sfumato.gradients.nodes import OnePass, Start, saved_statistics
 from sfumato.gradients.piece import Materialised, Piece, UnitGradients, working_dtype
 from sfumato.gradients.probe import has_rows
 from sfumato.gradients.row_order import check_row_order, row_norms, row_weights
@@ -94,7 +95,7 @@ class Tape:
             kwargs=tree_map(_detached, kwargs),
             segments=self.segments,
             shared=claim.shared,
-            state=_saved_statistics(outputs[0]),
+            state=saved_statistics(outputs[0]),
             gradients=(None,) * len(outputs),
             draws=kept,
         )
@@ -107,7 +108,7 @@ class Tape:
         backward = claim.backward(call) if claim.backward and inputs[0].requires_grad else None
         if backward is not None:
             passed = partial(self._passed, claim, call, backward)
-            return _OnePass.apply(inputs[0], (outputs[0].detach(), passed))
+            return OnePass.apply(inputs[0], (outputs[0].detach(), passed))
         if len(outputs) > 1:
             self.waiting.append((claim, call))
         leaves, tree = tree_flatten(output)
@@ -136,7 +137,7 @@ class Tape:
             args=(meeting.rows.detach(),),
             kwargs={},
             segments=self.segments.repeated(meeting.times),
-            state=_saved_statistics(output),
+            state=saved_statistics(output),
             gradients=(None,),
         )
         shapes = {name: tuple(value.shape) for name, value in watched.items()}
@@ -147,7 +148,7 @@ class Tape:
         backward = meeting.backward(call) if meeting.backward and meeting.rows.requires_grad else None
         if backward is not None:
             passed = partial(self._met_backward, watched, call, backward)
-            return _OnePass.apply(meeting.rows, (output.detach(), passed))
+            return OnePass.apply(meeting.rows, (output.detach(), passed))
         return self._watched(output, partial(self._met_arrived, watched, call, meeting), alone=True)
 
     def copied(self, value: Watched, copies: Tensor, times: int) -> Tensor:
@@ -172,7 +173,9 @@ class Tape:
         call.check_unchanged()
         with torch.autocast(g.device.type, enabled=False):
             strategies = meeting.rule(call)
-            once = all(value.parameter is not None and self.uses[value.parameter] == 1 for value in watched.values())
+            once = all(
+                value.parameter is not None and self.uses[value.parameter] == 1 for value in watched.values()
+            )
             pieces = self.choices.pieces(call.key, strategies) if once else strategies[0].pieces()
             self._meet_pieces(watched, pieces)
         call.release()
@@ -193,10 +196,13 @@ class Tape:
     def _meet_pieces(self, watched: dict[str, Watched], pieces: dict[str, Piece]) -> None:
         for operand, piece in pieces.items():
             value = watched[operand]
-            if value.parameter is not None and self.uses[value.parameter] == 1:
+            if value.parameter is not None and self._is_sole_use(value):
                 self.pieces[value.parameter] = piece
             else:
                 self._gain(value, cast(UnitGradients, piece).per_unit())
+
+    def _is_sole_use(self, value: Watched) -> bool:
+        return value.parameter is not None and self.uses[value.parameter] == 1
 
     def _gain(self, value: Watched, gradients: Tensor) -> None:
         """Units' gradients of a watched value, for the parameters that it is made of."""
@@ -213,11 +219,11 @@ class Tape:
         """The output with a listener; where autograd has not begun yet, it begins here."""
         if not value.requires_grad:
             self.roots.append(value.new_empty(0, requires_grad=True))
-            value = _Start.apply(self.roots[-1], (value.detach(),))
+            value = Start.apply(self.roots[-1], (value.detach(),))
         elif value._is_view() or not alone:
             # A view written into in place would leave its listener behind. An output of which another is made
             # would hear of that one's gradient too, which has a listener of its own.
-            value = _OnePass.apply(value, (value.detach(), lambda gradient: gradient))
+            value = OnePass.apply(value, (value.detach(), lambda gradient: gradient))
         value.register_hook(arrived)
         return value
 
@@ -316,50 +322,9 @@ def _hidden_gradient(claim: Claim, module: nn.Module) -> ModelError:
     )
 
 
-class _NormNode(Protocol):
-    """What autograd keeps of a group or layer norm."""
-
-    _saved_result1: Tensor
-    _saved_result2: Tensor
-
-
-class _Start(torch.autograd.Function):
-    """A layer's output as it is, where the gradients begin; its root gets none."""
-
-    @staticmethod
-    def forward(ctx: Any, _root: Tensor, layer: tuple[Tensor]) -> Tensor:
-        return layer[0]  # in a tuple: to autograd the output is new, and may be written into
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        return None, None
-
-
-class _OnePass(torch.autograd.Function):
-    """A layer's output as it is, with a backward pass of the layer's own."""
-
-    @staticmethod
-    def forward(ctx: Any, _inputs: Tensor, layer: tuple[Tensor, Callable[[Tensor], Tensor]]) -> Tensor:
-        output, ctx.passed = layer
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.passed(gradient.detach()), None
-
-
 def _names(watched: dict[str, Watched]) -> frozenset[str]:
     return frozenset().union(*(value.made_of for value in watched.values()))
 
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Mean and inverse deviation that a norm has just computed, where autograd keeps them."""
-    node = output.grad_fn
-    if type(node).__name__ not in ("NativeGroupNormBackward0", "NativeLayerNormBackward0"):
-        return None
-    saved = cast(_NormNode, node)
-    return saved._saved_result1.detach(), saved._saved_result2.detach()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sfumato.gradients.call import BackwardPass, Call, Rule
-
+from sfumato.gradients.contents import parameters_of
 
 LARGEST_DERIVED = 16_384  # values; the units' gradients of a larger one cost less in a second forward pass
 
@@ -177,6 +177,8 @@ def pulled_back(value: Watched, gradients: Tensor, leaves: Mapping[str, Tensor])
     names = sorted(value.made_of)
     sources = [leaves[name] for name in names]
     gradients = gradients.reshape(len(gradients), *value.shape).to(value.dtype)
+    if _is_reshaped(value, sources):
+        return {names[0]: gradients.reshape(len(gradients), *sources[0].shape)}
     options = {"retain_graph": True, "allow_unused": True}
     plain = value.as_subclass(Tensor)
     try:
@@ -184,14 +186,23 @@ def pulled_back(value: Watched, gradients: Tensor, leaves: Mapping[str, Tensor])
     except RuntimeError:  # not every operation has a batching rule
         each = [torch.autograd.grad(plain, sources, gradient, **options) for gradient in gradients]
         found = tuple(
-            None if values[0] is None else torch.stack(values) for values in zip(*each, strict=True)
+            None if values[0] is None else torch.stack(values)  # type: ignore[misc]
+            for values in zip(*each, strict=True)
         )
     return {name: g for name, g in zip(names, found, strict=True) if g is not None}
+
+
+def _is_reshaped(value: Watched, sources: Sequence[Tensor]) -> bool:
+    """Whether a value is a parameter's own memory, all of it and in its order."""
+    if len(sources) != 1 or value.numel() != sources[0].numel():
+        return False
+    same = value.data_ptr() == sources[0].data_ptr()
+    return same and value.is_contiguous() and sources[0].is_contiguous()
 
 
 def watched_places(
     watch: Watch, model: nn.Module, names: frozenset[str], others: Mapping[int, Tensor]
 ) -> dict[int, Tensor]:
     """What takes the parameters' places for the pass: watched ones for ``names``, else ``others``."""
-    parameters = dict(model.named_parameters())
+    parameters = dict(parameters_of(model))
     return {**others, **{id(parameters[name]): watch.watched(name, parameters[name]) for name in names}}
