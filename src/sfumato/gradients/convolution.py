@@ -11,7 +11,7 @@ gram      only the norm, |G|^2 = sum over positions s, t of <patch_s, patch_t> <
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -84,10 +84,12 @@ def bias_piece(call: Call) -> dict[str, Piece]:
 
 
 def offers_direct(conv: Convolution) -> bool:
-    return conv.geometry.groups == 1 and offers_unit_filters(conv.inputs, conv.gradients)
+    images = replace(conv, inputs=conv.inputs[:0], gradients=conv.gradients[:0]).widened()
+    return conv.geometry.groups == 1 and offers_unit_filters(images.inputs, images.gradients)
 
 
 def direct_pieces(conv: Convolution) -> dict[str, Piece]:
+    conv = conv.widened()
     gradients, moments, shifts = direct_gradients(conv, conv.weight)
     weight = Materialised(gradients, moments[0].sum(dim=1), channels_second)
     return {"weight": weight, "bias": Materialised(shifts)}
@@ -95,7 +97,8 @@ def direct_pieces(conv: Convolution) -> dict[str, Piece]:
 
 def direct_gradients(conv: Convolution, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(units, out, *kernel, in) by compiled sums over positions; their moments; the bias's (units, out)."""
-    shape, by_group = conv.geometry, []
+    conv, by_group = conv.widened(), []
+    shape = conv.geometry
     geometry = (*shape.kernel, *shape.stride, *shape.dilation, *shape.before)
     directions = directions.movedim(1, -1)
     for group in conv.segments.groups:
@@ -148,7 +151,7 @@ class ByUnit:
         total = torch.zeros_like(self.gradients[0], dtype=torch.float64)
         pairs = list(zip(self.gradients, factors.tolist(), strict=True))
         for start in range(0, len(pairs), UNITS_AT_ONCE):
-            partial_sum = torch.zeros_like(self.gradients[0])
+            partial_sum = torch.zeros_like(self.gradients[0], dtype=working_dtype(self.gradients[0].dtype))
             for gradient, factor in pairs[start : start + UNITS_AT_ONCE]:
                 if factor:  # a dropped unit may hold values that are not finite
                     partial_sum.add_(gradient, alpha=factor)

@@ -21,6 +21,8 @@ CACHED_VALUES = 131_072  # values of a product that stay in the core's own cache
 def is_depthwise(conv: Convolution) -> bool:
     """Whether each channel of an image has one filter of its own."""
     channels = conv.inputs.shape[1]
+    if conv.is_low:
+        return False
     return conv.inputs.dim() == 4 and conv.geometry.groups == channels == conv.gradients.shape[1] > 1
 
 

@@ -58,15 +58,24 @@ def group_norm_rule(call: Call) -> list[Strategy]:
 
 
 def group_norm_pass(call: Call) -> BackwardPass | None:
-    """Both at once: what the input's gradient needs, the gradients of scale and shift are made of."""
+    """Both at once: what the input's gradient needs, the gradients of scale and shift are made of.
+
+    Under autocast images are read in bfloat16 and everything is summed in float32.
+    """
     module, x = cast(GroupNormalising, call.module), call.input
-    if call.state is None or x.dim() < 3 or not x.dtype == module.weight.dtype == call.state[0].dtype:
+    if call.state is None or x.dim() < 3:
         return None
-    mean, inverse = (value.view(len(x), module.num_groups) for value in call.state)
+    dtype = module.weight.dtype
+    low = x.dtype == torch.bfloat16 and dtype == torch.float32
+    if not low and not x.dtype == dtype == call.state[0].dtype:
+        return None
+    mean, inverse = (value.view(len(x), module.num_groups).to(dtype) for value in call.state)
 
     def backward(gradient: Tensor) -> tuple[Tensor, dict[str, Piece]]:
-        result, scale, shift = group_norm_backward(gradient, x, mean, inverse, module.weight.detach())
-        return result, _pieces(call, scale, shift)
+        result, scale, shift = group_norm_backward(
+            gradient.to(dtype), x.to(dtype), mean, inverse, module.weight.detach()
+        )
+        return result.to(x.dtype), _pieces(call, scale, shift)
 
     return backward
 
