@@ -59,9 +59,9 @@ def views_by_place(patch: MonkeyPatch) -> None:
 def sum_in_half_precision(patch: MonkeyPatch) -> None:
     rewrite(
         patch,
-        "sfumato.gradients.summation:sum_over_passes",
-        "totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in trained.items()}",
-        "totals = {name: torch.zeros_like(value) for name, value in trained.items()}",
+        "sfumato.gradients.summation:_add_clipped",
+        "if name in totals else part.double()",
+        "if name in totals else part.bfloat16()",
     )
 
 
@@ -93,3 +93,22 @@ def forward_may_keep(patch: MonkeyPatch) -> None:
         "    if after == before:\n        return\n",
         "    return\n",
     )
+
+
+@fault("order-of-one-row-is-enough", tests=("gradients/test_uses.py",))
+def order_of_one_row_is_enough(patch: MonkeyPatch) -> None:
+    """A pass of one row cannot show whether rows keep their order; later passes are not looked at."""
+    rewrite(
+        patch,
+        "sfumato.gradients.passes:record",
+        "is_ordered = is_ordered or len(inputs) > 1",
+        "is_ordered = True",
+    )
+
+
+@fault("norm-from-a-rounded-output", tests=("gradients/test_low_precision.py",))
+def norm_from_a_rounded_output(patch: MonkeyPatch) -> None:
+    """The Gram norm of a standardised convolution reads <G, u> off an output in half precision."""
+    rule = "sfumato.gradients.weight_standardisation:weight_standardised_rule"
+    rewrite(patch, rule, "conv = operands(call, geometry)", "conv = operands(call, geometry).widened()")
+    rewrite(patch, rule, " and call.outputs[0].dtype == conv.gradients.dtype", "")

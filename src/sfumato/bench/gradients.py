@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
 from sfumato.errors import ConfigError
 from sfumato.gradients import Choices, clip_factors, clipped_sum
@@ -26,7 +27,8 @@ from sfumato.gradients.memory import keep_freed_memory
 from sfumato.models import create_model
 
 CLIP_NORM = 1.0
-PEERS = ("plain", "opacus", "vmap")
+PEERS = ("plain", "bfloat16", "opacus", "vmap")
+PRODUCT_SIZE = 1024  # of the matrix product by which the machine's own speed is measured
 Step = Callable[[], object]
 
 
@@ -56,7 +58,10 @@ def bench_gradients(
     best = min(formats, key=seconds.__getitem__)
     memory = {name: _peak_bytes(step) for name, step in steps.items()}
     plain, images = seconds[best], len(rows)
-    shown = {"sfumato": "sfumato", "plain": best, **{name: name for name in against if name != "plain"}}
+    names = (*against, "plain_bfloat16") if "bfloat16" in against else against
+    shown = {"sfumato": "sfumato", "plain": best, **{name: name for name in names if name != "plain"}}
+    speed = 2.0 * PRODUCT_SIZE**3 / seconds["product"]
+    needed = _operations(steps[best])
     result: dict[str, Any] = {
         "model": model_name,
         "views": views,
@@ -69,12 +74,16 @@ def bench_gradients(
         "peak_mebibytes": {
             name: None if (peak := memory[key]) is None else peak / 2**20 for name, key in shown.items()
         },
+        "matmul_gflops": speed / 1e9,
+        "share_of_peak": {name: needed / seconds[key] / speed for name, key in shown.items()},
         "ratio": seconds["sfumato"] / plain,
         "memory_ratio": _ratio(memory["sfumato"], memory[best]),
     }
     for name in shown:
         if name not in ("sfumato", "plain"):
             result[f"{name}_ratio"] = seconds[name] / plain
+    if "bfloat16" in against:
+        result["ratio_in_bfloat16"] = seconds["bfloat16"] / seconds["plain_bfloat16"]
     return result | _surroundings()
 
 
@@ -103,11 +112,39 @@ def _steps(name: str, rows: Tensor, targets: Tensor, views: int, against: tuple[
         "plain": lambda: _plain(model, images, targets),
         "plain, contiguous": lambda: _plain(contiguous, rows, targets),
     }  # fmt: skip
+    square = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE)
+    steps["product"] = lambda: square @ square
+    if "bfloat16" in against:
+        low = Choices()
+        steps["bfloat16"] = _in_bfloat16(
+            lambda: clipped_sum(
+                model, images, targets, clip_norm=CLIP_NORM, unit_index=unit_index,
+                microbatch_size=len(images), choices=low,
+            )
+        )  # fmt: skip
+        steps["plain_bfloat16"] = _in_bfloat16(lambda: _plain(model, images, targets))
     if "opacus" in against:
         steps["opacus"] = _opacus(create_model(name, num_classes=10), rows, targets, views)
     if "vmap" in against:
         steps["vmap"] = lambda: _vmapped(contiguous, rows, targets, views)
     return steps
+
+
+def _in_bfloat16(step: Step) -> Step:
+    """The step under autocast, as ``performance.precision = "bfloat16"`` runs it."""
+
+    def run() -> object:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return step()
+
+    return run
+
+
+def _operations(step: Step) -> int:
+    """Floating-point operations of a plain step: its products and convolutions."""
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
 
 
 def _plain(model: nn.Module, images: Tensor, targets: Tensor) -> None:

@@ -20,7 +20,9 @@ def command() -> None:
 @click.option("--views", default=1, show_default=True, type=click.IntRange(1), help="Rows of each unit.")
 @click.option("--batch", type=click.IntRange(1), help="Units in a step.  [default: 64 / views]")
 @click.option("--image-size", default=32, show_default=True, type=click.IntRange(8))
-@click.option("--against", default="plain", show_default=True, help="Comma-separated: plain, opacus, vmap.")
+@click.option(
+    "--against", default="plain", show_default=True, help="Comma-separated: plain, bfloat16, opacus, vmap."
+)
 @click.option("--rounds", default=7, show_default=True, type=click.IntRange(1))
 @click.option("--append", type=click.Path(path_type=Path), help="Add the result to this file of JSON lines.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -56,7 +58,9 @@ def gradients(
     for name, milliseconds in result["milliseconds_per_image"].items():
         memory = result["peak_mebibytes"][name]
         room = "" if memory is None else f"   {memory:7.0f} MiB"
-        click.echo(f"  {name:8s} {milliseconds:8.2f} ms per image   {milliseconds / plain_time:5.2f} x{room}")
+        share = f"   {result['share_of_peak'][name]:4.0%} of the machine's products"
+        ratio = f"{milliseconds / plain_time:5.2f} x{room}{share}"
+        click.echo(f"  {name:14s} {milliseconds:8.2f} ms per image   {ratio}")
 
 
 @command.command()

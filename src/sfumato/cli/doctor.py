@@ -120,6 +120,7 @@ def _run_findings(recipe: Recipe, splits: DataSplits | None, *, planned: bool) -
     from sfumato.errors import ModelError, PrivacyError
     from sfumato.randomness import SecureSource
     from sfumato.run import prepare as preparation
+    from sfumato.run.first_network import build_network
     from sfumato.run.resolve import resolve
 
     splits = splits or _blank_images(recipe)
@@ -129,9 +130,7 @@ def _run_findings(recipe: Recipe, splits: DataSplits | None, *, planned: bool) -
         resolved, checkpoint = resolve(recipe, splits, force=True)
         if planned and resolved.plan is not None:
             findings += examine_plan(resolved.plan)
-        network = preparation.build_network(
-            resolved.recipe, train, SecureSource(), checkpoint=checkpoint, device=device
-        )
+        network = build_network(resolved.recipe, train, SecureSource(), checkpoint=checkpoint, device=device)
         check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
         max_rows = recipe.performance.microbatch_size or preparation.fitting_rows(network, train, device)
         return findings + preparation.examine_network(network, train, max_rows=max_rows)

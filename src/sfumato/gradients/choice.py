@@ -31,6 +31,8 @@ class Learnt:
     claims: list[Claim]
     is_random: bool  # its forward pass draws random numbers
     loss: Callable[[], object] = lambda: None  # gives the loss function that was found stateless with it
+    is_ordered: bool = False  # its rows keep their order; one row alone does not tell
+    plan: tuple[tuple[str, int], ...] = ()  # what its watched parameters meet in a pass of one row
 
 
 def reference_to(loss: object) -> Callable[[], object]:

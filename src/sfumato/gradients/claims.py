@@ -14,6 +14,7 @@ from torch import nn
 
 from sfumato.errors import ModelError
 from sfumato.gradients.call import BackwardPass, Call, Rule
+from sfumato.gradients.contents import modules_of, parameters_of
 from sfumato.gradients.convolution import convolution_rule
 from sfumato.gradients.fallback import fallback_rule
 from sfumato.gradients.linear import embedding_rule, linear_rule
@@ -22,6 +23,7 @@ from sfumato.gradients.normalisation import (
     group_norm_pass,
     group_norm_rule,
     instance_norm_rule,
+    layer_norm_pass,
     layer_norm_rule,
 )
 
@@ -34,7 +36,7 @@ RULES: dict[type[nn.Module], Rule] = {
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), instance_norm_rule),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), batch_norm_rule),
 }
-PASSES = {nn.GroupNorm: group_norm_pass}
+PASSES = {nn.GroupNorm: group_norm_pass, nn.LayerNorm: layer_norm_pass}
 OWN_NAMES = frozenset({"weight", "bias"})  # what the rules above know of a layer
 WHOLE = (nn.MultiheadAttention,)  # use their children's parameters without calling the children
 
@@ -55,14 +57,17 @@ class Claim:
     kind: str  # the layer's settings in words, for choosing its strategy
     backward: Callable[[Call], BackwardPass | None] | None = None  # a backward pass that finds the pieces too
     shared: frozenset[int | str] = frozenset()  # arguments that are the same for all rows
+    # True: the parameters are watched wherever they are used (``uses``), and the module is not asked;
+    # False: that has been tried
+    watched: bool | None = None
 
 
 def claims_of(model: nn.Module) -> list[Claim]:
-    """Every layer claims its own trained parameters."""
-    names = {id(value): name for name, value in model.named_parameters() if value.requires_grad}
+    """Every layer claims its own trained parameters; where it has no rule they are watched."""
+    names = {id(value): name for name, value in parameters_of(model) if value.requires_grad}
     claims: list[Claim] = []
     whole: tuple[str, ...] = ()
-    for path, module in model.named_modules():
+    for path, module in modules_of(model):
         if whole and path.startswith(whole):
             continue
         if isinstance(module, WHOLE):
@@ -73,9 +78,13 @@ def claims_of(model: nn.Module) -> list[Claim]:
         claimed = {name: names[id(value)] for name, value in parameters.items() if id(value) in names}
         if claimed:
             rule = rule_for(module, claimed)
-            backward = None if rule is fallback_rule else PASSES.get(type(module))
-            claims.append(Claim(path, claimed, rule, repr(module), backward))
+            claim = Claim(path, claimed, rule, repr(module), PASSES.get(type(module)))
+            claims.append(_watching(claim) if rule is fallback_rule else claim)
     return _without_nested(model, claims)
+
+
+def _watching(claim: Claim) -> Claim:
+    return Claim(claim.path, claim.parameters, fallback_rule, claim.kind, watched=True)
 
 
 def _without_nested(model: nn.Module, claims: list[Claim]) -> list[Claim]:
@@ -97,7 +106,7 @@ def _without_nested(model: nn.Module, claims: list[Claim]) -> list[Claim]:
             if not any(inside(claim.path, other) for other in others)
         }
         if any(inside(other, claim.path) for name in remaining for other in paths[name]):
-            claim = Claim(claim.path, remaining, fallback_rule, repr(model.get_submodule(claim.path)))
+            claim = _watching(claim)
         if remaining:
             result.append(replace(claim, parameters=remaining))
     return result
@@ -127,10 +136,26 @@ def _inner(kind: type[nn.Module]) -> object:
     return getattr(kind, "_conv_forward", None)
 
 
-def move_to_parents(model: nn.Module, claims: list[Claim], lost: Iterable[Claim]) -> list[Claim]:
-    """The claims, those of ``lost`` merged into claims of their parent modules, by the fallback."""
-    by_path = {claim.path: claim for claim in claims}
+def passed_on(model: nn.Module, claims: list[Claim], lost: Iterable[Claim]) -> list[Claim]:
+    """The claims, each of ``lost`` taken one step on.
+
+    What its own rule cannot answer for is watched; what cannot be watched is left to the fallback, by the
+    module itself and then by those around it.
+    """
+    by_place = {(claim.path, bool(claim.watched)): claim for claim in claims}
+
+    def put(path: str, parameters: dict[str, str], *, watched: bool) -> None:
+        if (path, watched) in by_place:
+            parameters = {**by_place[path, watched].parameters, **parameters}
+        kind = repr(model.get_submodule(path))
+        by_place[path, watched] = Claim(path, parameters, fallback_rule, kind, watched=watched)
+
     for claim in lost:
+        # with what its children have passed to it meanwhile
+        claim = by_place.pop((claim.path, bool(claim.watched)), claim)
+        if claim.watched is not False:
+            put(claim.path, claim.parameters, watched=not claim.watched)
+            continue
         if claim.path == "":
             raise ModelError(
                 "no-rows",
@@ -138,10 +163,18 @@ def move_to_parents(model: nn.Module, claims: list[Claim], lost: Iterable[Claim]
                 why="A unit's gradient can be bounded only if its rows can be told apart.",
                 fix="Let the model take (rows, ...) and return (rows, ...), rows first.",
             )
-        claim = by_path.pop(claim.path, claim)  # with what its children have passed to it meanwhile
         parent, _, last = claim.path.rpartition(".")
         parameters = {f"{last}.{name}": target for name, target in claim.parameters.items()}
-        if parent in by_path:
-            parameters = {**by_path[parent].parameters, **parameters}
-        by_path[parent] = Claim(parent, parameters, fallback_rule, repr(model.get_submodule(parent)))
-    return list(by_path.values())
+        put(parent, parameters, watched=False)
+    return list(by_place.values())
+
+
+def watched_names(claims: Iterable[Claim]) -> frozenset[str]:
+    """The parameters that are watched."""
+    return frozenset(name for claim in claims if claim.watched for name in claim.parameters.values())
+
+
+def holders(claims: Iterable[Claim], names: Iterable[str]) -> list[Claim]:
+    """The claims by which these parameters are watched."""
+    wanted = set(names)
+    return [claim for claim in claims if claim.watched and wanted & set(claim.parameters.values())]

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from sfumato.errors import ConfigError
 from sfumato.gradients.choice import Choices
 from sfumato.gradients.clipping import Clipping, FlatClipping
+from sfumato.gradients.contents import parameters_of
 from sfumato.gradients.segments import check_unit_index
 from sfumato.gradients.shapes import Int64, Shaped
 from sfumato.gradients.stochastic import Randomness, check_unit_ids
@@ -57,7 +58,7 @@ def clipped_sum(
     about sqrt(n) * 2**-24.
     """
     model = getattr(model, "_orig_mod", model)  # a compiled model: its layers are those of the original
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    trained = {name: value for name, value in parameters_of(model) if value.requires_grad}
     num_units = _check(model, trained, inputs, targets, clip_norm, unit_index, microbatch_size)
     if randomness is not None:
         check_unit_ids(unit_ids, num_units)

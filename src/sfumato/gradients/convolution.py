@@ -1,4 +1,4 @@
-"""Per-unit gradients of convolutions: four equal strategies.
+"""Per-unit gradients of convolutions: four equal strategies, and two more for depthwise ones.
 
 direct    the unit's weight gradient by compiled sums over its positions, where vectors are wide.
 columns   the unit's weight gradient as matrix products over its patches, laid out in a buffer that stays
@@ -11,7 +11,8 @@ gram      only the norm, |G|^2 = sum over positions s, t of <patch_s, patch_t> <
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.columns import columns_piece
+from sfumato.gradients.depthwise import folded_piece, is_depthwise, shifted_piece
 from sfumato.gradients.gram import deferred_sum, gram_multiply_adds, gram_pays, gram_products
 from sfumato.gradients.kernels import offers_unit_filters, position_sums, unit_filters
 from sfumato.gradients.layer_types import Convolving, Weighted
@@ -55,11 +57,20 @@ def convolution_rule(call: Call) -> list[Strategy]:
         Strategy("columns", conv.multiply_adds * 1.3, by_columns),
         Strategy("library", conv.multiply_adds * 1.4, by_calls),
     ]
+    if is_depthwise(conv) and "weight" in call.names:
+        for name, form, cost in (("shifted", shifted_piece, 1.0), ("folded", folded_piece, 1.2)):
+            strategies.append(
+                Strategy(name, conv.multiply_adds * cost, partial(_with_bias, call, conv, form))
+            )
     if offers_direct(conv) and "weight" in call.names:
         strategies.append(Strategy("direct", conv.multiply_adds * 1.1, directly))
     if gram_pays(conv) and "weight" in call.names:
         strategies.append(Strategy("gram", gram_multiply_adds(conv), by_gram))
     return strategies
+
+
+def _with_bias(call: Call, conv: Convolution, form: Callable[[Convolution], Piece]) -> dict[str, Piece]:
+    return {**bias_piece(call), "weight": form(conv)}
 
 
 def bias_piece(call: Call) -> dict[str, Piece]:
@@ -73,10 +84,12 @@ def bias_piece(call: Call) -> dict[str, Piece]:
 
 
 def offers_direct(conv: Convolution) -> bool:
-    return conv.geometry.groups == 1 and offers_unit_filters(conv.inputs, conv.gradients)
+    images = replace(conv, inputs=conv.inputs[:0], gradients=conv.gradients[:0]).widened()
+    return conv.geometry.groups == 1 and offers_unit_filters(images.inputs, images.gradients)
 
 
 def direct_pieces(conv: Convolution) -> dict[str, Piece]:
+    conv = conv.widened()
     gradients, moments, shifts = direct_gradients(conv, conv.weight)
     weight = Materialised(gradients, moments[0].sum(dim=1), channels_second)
     return {"weight": weight, "bias": Materialised(shifts)}
@@ -84,7 +97,8 @@ def direct_pieces(conv: Convolution) -> dict[str, Piece]:
 
 def direct_gradients(conv: Convolution, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(units, out, *kernel, in) by compiled sums over positions; their moments; the bias's (units, out)."""
-    shape, by_group = conv.geometry, []
+    conv, by_group = conv.widened(), []
+    shape = conv.geometry
     geometry = (*shape.kernel, *shape.stride, *shape.dilation, *shape.before)
     directions = directions.movedim(1, -1)
     for group in conv.segments.groups:
@@ -137,7 +151,7 @@ class ByUnit:
         total = torch.zeros_like(self.gradients[0], dtype=torch.float64)
         pairs = list(zip(self.gradients, factors.tolist(), strict=True))
         for start in range(0, len(pairs), UNITS_AT_ONCE):
-            partial_sum = torch.zeros_like(self.gradients[0])
+            partial_sum = torch.zeros_like(self.gradients[0], dtype=working_dtype(self.gradients[0].dtype))
             for gradient, factor in pairs[start : start + UNITS_AT_ONCE]:
                 if factor:  # a dropped unit may hold values that are not finite
                     partial_sum.add_(gradient, alpha=factor)

@@ -90,7 +90,12 @@ def gram_multiply_adds(conv: Convolution) -> float:
 
 
 def gram_pays(conv: Convolution) -> bool:
-    """Whether the Gram norm could be the cheaper way; it is never worth trying far beyond."""
+    """Whether the Gram norm could be the cheaper way; it is never worth trying far beyond.
+
+    Its sum over all units would be rounded as a whole, which no clip covers in low precision.
+    """
+    if conv.is_low:
+        return False
     return conv.geometry.groups == 1 and gram_multiply_adds(conv) < 2.5 * conv.multiply_adds
 
 

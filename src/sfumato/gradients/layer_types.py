@@ -71,6 +71,8 @@ class Normalising(Protocol):
 class LayerNormalising(Protocol):
     """As ``nn.LayerNorm``."""
 
+    weight: Tensor | None
+    bias: Tensor | None
     normalized_shape: tuple[int, ...]
     eps: float
 

@@ -43,7 +43,8 @@ def linear_rule(call: Call) -> list[Strategy]:
             torch.bmm(group.split(g).flatten(1, 2).transpose(1, 2), group.split(x).flatten(1, 2))
             for group in segments.groups
         ]
-        return {**bias(), "weight": Materialised(torch.cat(parts))}
+        # not a copy where there is one part: it is as large as all units' gradients
+        return {**bias(), "weight": Materialised(parts[0] if len(parts) == 1 else torch.cat(parts))}
 
     def form_sum(factors: Tensor) -> Tensor:
         return summed_by_parts(

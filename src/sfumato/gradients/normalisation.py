@@ -58,15 +58,24 @@ def group_norm_rule(call: Call) -> list[Strategy]:
 
 
 def group_norm_pass(call: Call) -> BackwardPass | None:
-    """Both at once: what the input's gradient needs, the gradients of scale and shift are made of."""
+    """Both at once: what the input's gradient needs, the gradients of scale and shift are made of.
+
+    Under autocast images are read in bfloat16 and everything is summed in float32.
+    """
     module, x = cast(GroupNormalising, call.module), call.input
-    if call.state is None or x.dim() < 3 or not x.dtype == module.weight.dtype == call.state[0].dtype:
+    if call.state is None or x.dim() < 3:
         return None
-    mean, inverse = (value.view(len(x), module.num_groups) for value in call.state)
+    dtype = module.weight.dtype
+    low = x.dtype == torch.bfloat16 and dtype == torch.float32
+    if not low and not x.dtype == dtype == call.state[0].dtype:
+        return None
+    mean, inverse = (value.view(len(x), module.num_groups).to(dtype) for value in call.state)
 
     def backward(gradient: Tensor) -> tuple[Tensor, dict[str, Piece]]:
-        result, scale, shift = group_norm_backward(gradient, x, mean, inverse, module.weight.detach())
-        return result, _pieces(call, scale, shift)
+        result, scale, shift = group_norm_backward(
+            gradient.to(dtype), x.to(dtype), mean, inverse, module.weight.detach()
+        )
+        return result.to(x.dtype), _pieces(call, scale, shift)
 
     return backward
 
@@ -114,10 +123,37 @@ def layer_norm_rule(call: Call) -> list[Strategy]:
         variance, mean = torch.var_mean(x.to(dtype), dim=over, correction=0, keepdim=True)
         g = call.gradient.to(dtype)
         shape = (len(x), math.prod(x.shape[1 : x.dim() - len(over)]), *module.normalized_shape)
-        scale = (g * (x.to(dtype) - mean) * (variance + module.eps).rsqrt()).view(shape).sum(dim=1)
+        scale = (g * (x.to(dtype) - mean) * (variance + module.eps).rsqrt()).reshape(shape).sum(dim=1)
         return _pieces(call, scale, g.reshape(shape).sum(dim=1))
 
     return [Strategy("reduce", 4.0 * x.numel(), pieces)]
+
+
+def layer_norm_pass(call: Call) -> BackwardPass | None:
+    """Both at once, unit by unit: the library's backward pass sums the gradients of scale and shift."""
+    module, x = cast(LayerNormalising, call.module), call.input
+    weight, bias = module.weight, module.bias
+    if call.state is None or weight is None or not x.dtype == weight.dtype == call.state[0].dtype:
+        return None
+    if weight.dtype != working_dtype(weight.dtype) or (bias is not None and bias.dtype != weight.dtype):
+        return None
+    mean, inverse = call.state
+    shape, weight = list(module.normalized_shape), weight.detach()
+    # the library's backward pass wants some shift, whose values it does not read
+    shift = torch.zeros_like(weight) if bias is None else bias.detach()
+
+    def backward(gradient: Tensor) -> tuple[Tensor, dict[str, Piece]]:
+        result = torch.empty_like(x, memory_format=torch.contiguous_format)
+        sums: dict[str, list[Tensor]] = {"weight": [], "bias": []}
+        for unit in call.segments.each():
+            result[unit], *of_unit = torch.ops.aten.native_layer_norm_backward(
+                gradient[unit], x[unit], shape, mean[unit], inverse[unit], weight, shift, [True] * 3
+            )
+            for kept, value in zip(sums.values(), of_unit, strict=True):
+                kept.append(value)
+        return result, {name: Materialised(torch.stack(sums[name])) for name in call.names}
+
+    return backward
 
 
 def scale_rule(call: Call) -> list[Strategy]:

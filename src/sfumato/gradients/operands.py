@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -31,6 +31,9 @@ class Geometry:
         """The same padding on both sides, as the library's calls take it."""
         return self.before == self.after
 
+    def with_groups(self, groups: int) -> Geometry:
+        return replace(self, groups=groups)
+
     def unpadded(self) -> Geometry:
         nothing = (0,) * len(self.kernel)
         return Geometry(self.kernel, self.stride, self.dilation, nothing, nothing, self.groups)
@@ -38,13 +41,33 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Convolution:
-    """The operands of one convolution: rows of inputs, output gradients, and the weight's shape."""
+    """The operands of one convolution: rows of inputs, output gradients, and the weight's shape.
+
+    Under autocast they are rounded to bfloat16, and so is each unit's gradient that is formed of them. Norms
+    and sums are both of those gradients as they were rounded, in float32 or better, so that the bound holds
+    as it does in float32.
+    """
 
     inputs: Tensor  # (rows, in_channels, *space)
     gradients: Tensor  # (rows, out_channels, *out_space)
     weight: Tensor
     geometry: Geometry
     segments: Segments
+
+    @property
+    def is_low(self) -> bool:
+        return self.inputs.dtype == torch.bfloat16
+
+    def widened(self) -> Convolution:
+        """The same operands in float32 where they are in bfloat16."""
+        if not self.is_low:
+            return self
+        return replace(
+            self,
+            inputs=self.inputs.float(),
+            gradients=self.gradients.float(),
+            weight=self.weight.float(),
+        )
 
     @property
     def multiply_adds(self) -> float:
@@ -72,6 +95,8 @@ def operands(call: Call, geometry: Geometry, padding_mode: str = "zeros") -> Con
         inputs, geometry = pad(inputs, geometry, padding_mode), geometry.unpadded()
     weight = cast(Weighted, call.module).weight
     dtype = working_dtype(torch.promote_types(weight.dtype, gradients.dtype))
+    if weight.dtype == torch.float32 and gradients.dtype == torch.bfloat16:  # under autocast
+        dtype = torch.bfloat16
     return Convolution(
         inputs.to(dtype), gradients.to(dtype), weight.detach().to(dtype), geometry, call.segments
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,7 +12,8 @@ from torch.utils.checkpoint import CheckpointError
 
 from sfumato.errors import ModelError
 from sfumato.gradients.choice import Choices, Learnt, reference_to
-from sfumato.gradients.claims import Claim, claims_of, move_to_parents
+from sfumato.gradients.claims import Claim, claims_of, passed_on, watched_names
+from sfumato.gradients.contents import modules_of, parameters_of
 from sfumato.gradients.piece import Piece
 from sfumato.gradients.probe import probed, state_of
 from sfumato.gradients.random_operations import RandomOperations
@@ -33,6 +34,7 @@ from sfumato.gradients.stochastic import (
 from sfumato.gradients.suitability import check_untouched, contents_of
 from sfumato.gradients.swapping import swapped
 from sfumato.gradients.tape import Tape
+from sfumato.gradients.uses import watched_places
 
 
 def record(
@@ -52,40 +54,46 @@ def record(
         is_random = _draws(model, inputs[:1])
     else:
         claims, probed_well, is_random = known.claims, True, known.is_random
+    plan: Sequence[tuple[str, int]] = known.plan if known is not None else ()
     while True:
         if not probed_well:
-            claims, lost = _probed_with(model, claims, inputs, targets, loss, draws, is_random)
+            claims, lost, plan = _probed_with(model, claims, inputs, targets, loss, draws, is_random)
             if lost:
-                claims = move_to_parents(model, claims, lost)
+                claims = passed_on(model, claims, lost)
                 continue
             probed_well = True
         before, generators = contents_of(model), Generators(inputs.device)
-        tape = Tape(claims, segments, len(inputs), choices)
+        tape = Tape(claims, segments, len(inputs), choices, plan)
+        places = watched_places(tape.watch, model, watched_names(claims), _detached_by_id(model))
         tape.drawn = _drawn(model, inputs, draws, state, choices) if is_random else None
         with torch.enable_grad(), _plain_recurrence(model):
-            with tape.recording(model), swapped(model, _detached_by_id(model)), drawing(tape.drawn):
+            with tape.recording(model), swapped(model, places), drawing(tape.drawn):
                 outputs = model(inputs)
-            if tape.lost:
-                claims = move_to_parents(model, claims, {claim.path: claim for claim in tape.lost}.values())
-                probed_well = False
+            if lost := tape.lost_claims():
+                claims, probed_well = passed_on(model, claims, lost), False
                 continue
             if known is None or known.loss() is not loss:
                 check_stateless(loss, outputs, targets)
             per_row = row_losses(loss, outputs, targets)
             compare_losses(loss, outputs, targets, per_row)
-            if known is None or known.state != state or may_reorder(per_row):
+            is_ordered = known is not None and known.state == state and known.is_ordered
+            if not is_ordered or may_reorder(per_row):
                 with _no_checkpoints():
                     tape.check_order(per_row)
             per_unit = segments.sum(per_row) / segments.sizes
             with _no_checkpoints():
                 tape.backward(per_unit.sum())
+        if lost := tape.lost_claims():
+            claims, probed_well = passed_on(model, claims, lost), False
+            continue
         check_untouched(model, before)
         if _disturbed(model, inputs, generators):  # p has been raised since, for instance
             if is_random:
                 raise refuse_random(model, "")
             is_random = True
             continue
-        choices.claims[model] = Learnt(state, claims, is_random, reference_to(loss))
+        is_ordered = is_ordered or len(inputs) > 1
+        choices.claims[model] = Learnt(state, claims, is_random, reference_to(loss), is_ordered, tuple(plan))
         return tape.pieces, per_unit.detach()
 
 
@@ -107,7 +115,7 @@ def _no_checkpoints() -> Iterator[None]:
 def _plain_recurrence(model: nn.Module) -> Iterator[None]:
     """The library's fused LSTM keeps nothing for its backward pass if only the input wants a gradient."""
     enabled = torch._C._get_mkldnn_enabled()
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    recurrent = any(isinstance(module, nn.RNNBase) for _, module in modules_of(model))
     torch._C._set_mkldnn_enabled(enabled and not recurrent)
     try:
         yield
@@ -127,7 +135,7 @@ def _probed_with(
     loss: Loss,
     draws: RowDraws | None,
     is_random: bool,
-) -> tuple[list[Claim], list[Claim]]:
+) -> tuple[list[Claim], list[Claim], Sequence[tuple[str, int]]]:
     """``probed``, under random numbers of the step where the model draws any."""
     if not is_random:
         return probed(model, claims, inputs[:1], targets[:1], loss)
@@ -163,4 +171,4 @@ def _disturbed(model: nn.Module, inputs: Tensor, generators: Generators) -> bool
 
 
 def _detached_by_id(model: nn.Module) -> dict[int, Tensor]:
-    return {id(value): value.detach() for value in model.parameters()}
+    return {id(value): value.detach() for _, value in parameters_of(model)}

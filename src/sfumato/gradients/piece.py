@@ -144,14 +144,31 @@ def weighted_sum(
     """
     flat = gradients.reshape(len(gradients), -1)
     dtype = working_dtype(flat.dtype)
+    if flat.dtype != dtype:
+        return _weighted_sum_of_halves(flat, factors, dtype).view(gradients.shape[1:])
     flat, weights = zero_where_dropped(flat.to(dtype), factors), factors.to(dtype)
     num_parts, whole = len(flat) // UNITS_AT_ONCE, len(flat) // UNITS_AT_ONCE * UNITS_AT_ONCE
     # all small products in one call: a call each would cost a small layer more than its sums
     parts = weights[:whole].view(num_parts, 1, UNITS_AT_ONCE) @ flat[:whole].view(
         num_parts, UNITS_AT_ONCE, flat.shape[1]
     )
-    total = parts.sum(dim=(0, 1), dtype=torch.float64) + (weights[whole:] @ flat[whole:])
+    total = parts.sum(dim=(0, 1), dtype=torch.float64)
+    if whole < len(flat):
+        total += weights[whole:] @ flat[whole:]
     return total.view(gradients.shape[1:])
+
+
+def _weighted_sum_of_halves(flat: Tensor, factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same for gradients in half precision, which are read as they are and added in ``dtype``."""
+    total = torch.zeros(flat.shape[1], dtype=torch.float64, device=flat.device)
+    pairs = list(zip(flat, factors.tolist(), strict=True))
+    for start in range(0, len(pairs), UNITS_AT_ONCE):
+        few = torch.zeros_like(total, dtype=dtype)
+        for gradient, factor in pairs[start : start + UNITS_AT_ONCE]:
+            if factor:  # a dropped unit may hold values that are not finite
+                few.add_(gradient, alpha=factor)
+        total += few
+    return total
 
 
 def summed_by_parts(

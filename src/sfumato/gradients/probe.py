@@ -12,19 +12,22 @@ from torch import Tensor, nn
 
 from sfumato.errors import ModelError
 from sfumato.gradients.call import tensors_in
-from sfumato.gradients.claims import Claim
+from sfumato.gradients.claims import Claim, watched_names
+from sfumato.gradients.contents import modules_of, parameters_of
 from sfumato.gradients.fallback import output_tensors
+from sfumato.gradients.functions import FUNCTIONS
 from sfumato.gradients.row_losses import Loss, row_losses
 from sfumato.gradients.swapping import parameter_of, swapped
+from sfumato.gradients.uses import Watch, watched_places
 
 
 def state_of(model: nn.Module) -> tuple[object, ...]:
     """What the claims depend on: which parameters are trained, by which layers, in which mode and hooks."""
     layers = [
         (path, id(module), module.training, len(module._forward_hooks), len(module._forward_pre_hooks))
-        for path, module in model.named_modules()
+        for path, module in modules_of(model)
     ]
-    return (*layers, *(name for name, value in model.named_parameters() if value.requires_grad))
+    return (*layers, *(name for name, value in parameters_of(model) if value.requires_grad))
 
 
 class _Watch:
@@ -51,17 +54,20 @@ class _Watch:
 
 def probed(
     model: nn.Module, claims: list[Claim], inputs: Tensor, targets: Tensor, loss: Loss
-) -> tuple[list[Claim], list[Claim]]:
-    """The claims, with the arguments that all rows share; and those that cannot stand.
+) -> tuple[list[Claim], list[Claim], list[tuple[str, int]]]:
+    """The claims, with the arguments that all rows share; those that cannot stand; and what the watched
+    parameters met (``Watch.plan``).
 
     One row is sent through with every layer's own parameters detached while the layer runs. A layer that
     receives anything but one row does not have rows first, whatever lengths happen to be equal in a batch. A
     parameter that has a gradient all the same is used around its layer.
     """
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    trained = {name: value for name, value in parameters_of(model) if value.requires_grad}
     leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
-    watch = _Watch(claims)
-    with torch.enable_grad(), _watching(model, claims, watch), swapped(model, _by_id(model, leaves)):
+    watch, uses = _Watch(claims), Watch(FUNCTIONS, len(inputs))
+    places = watched_places(uses, model, watched_names(claims), _by_id(model, leaves))
+    leaves |= uses.leaves
+    with torch.enable_grad(), _watching(model, claims, watch), swapped(model, places):
         # PyTorch's group norm crashes in channels last if its scale wants a gradient and its input does not
         image = inputs.detach().requires_grad_(inputs.is_floating_point())
         value = row_losses(loss, model(image.clone()), targets).sum()
@@ -79,14 +85,19 @@ def probed(
                 fix="Use it as self.name, or through nn.ParameterList.",
             )
     used = {name for name, gradient in zip(wanted, gradients, strict=False) if gradient is not None}
-    lost = watch.lost | {claim.path: claim for claim in claims if used & set(claim.parameters.values())}
-    return claims, list(lost.values())
+    lost = {(path, False): claim for path, claim in watch.lost.items()}
+    lost |= {
+        (claim.path, bool(claim.watched)): claim for claim in claims if used & set(claim.parameters.values())
+    }
+    return claims, list(lost.values()), uses.seen
 
 
 @contextmanager
 def _watching(model: nn.Module, claims: list[Claim], watch: _Watch) -> Iterator[None]:
     handles = []
     for claim in claims:
+        if claim.watched:
+            continue
         module = model.get_submodule(claim.path)
         handles.append(module.register_forward_pre_hook(partial(watch.enter, claim)))
         handles.append(module.register_forward_hook(partial(watch.leave, claim), with_kwargs=True))
@@ -98,7 +109,7 @@ def _watching(model: nn.Module, claims: list[Claim], watch: _Watch) -> Iterator[
 
 
 def _by_id(model: nn.Module, leaves: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    return {id(value): leaves.get(name, value.detach()) for name, value in model.named_parameters()}
+    return {id(value): leaves.get(name, value.detach()) for name, value in parameters_of(model)}
 
 
 def has_rows(inputs: list[Tensor], outputs: tuple[Tensor, ...], rows: int) -> bool:

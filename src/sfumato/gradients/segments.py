@@ -49,6 +49,24 @@ class Segments:
             return rows
         return torch.cat([group.split(rows).sum(dim=1) for group in self.groups])
 
+    def repeated(self, times: int) -> Segments:
+        """The same units where each row has so many neighbouring entries, such as windows of an image."""
+        if times == 1:
+            return self
+        groups = tuple(
+            Group(slice(g.rows.start * times, g.rows.stop * times), g.units, g.size * times)
+            for g in self.groups
+        )
+        return Segments(self.sizes * times, groups)
+
+    def each(self) -> Iterator[slice]:
+        """The rows of each unit, in order."""
+        return (
+            slice(start, start + group.size)
+            for group in self.groups
+            for start in range(group.rows.start, group.rows.stop, group.size)
+        )
+
     def parts(self, most_units: int) -> Iterator[slice]:
         """The rows of neighbouring units, at most so many units in each part."""
         ends = self.sizes.cumsum(0)[most_units - 1 :: most_units].tolist()

@@ -7,13 +7,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sfumato.errors import ModelError, PrivacyError
+from sfumato.gradients.contents import buffers_of, modules_of, parameters_of
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def check_suitable(model: nn.Module) -> None:
     """Refuse what has no per-example gradient here or changes its own weights, before it is called."""
-    for path, module in model.named_modules():
+    for path, module in modules_of(model):
         name = f"{path or 'the model'} ({type(module).__name__})"
         if isinstance(module, WRAPPERS):
             raise ModelError(
@@ -69,7 +70,7 @@ def _check_embedding(name: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
 
 def contents_of(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Which tensor each parameter and buffer is, and how often it has been written to."""
-    state = (*model.named_parameters(), *model.named_buffers())
+    state = (*parameters_of(model), *buffers_of(model))
     return {name: (id(value), 0 if value.is_inference() else value._version) for name, value in state}
 
 
@@ -90,7 +91,7 @@ def check_untouched(model: nn.Module, before: dict[str, tuple[int, int]]) -> Non
 
 def _check_tensors(model: nn.Module) -> None:
     """Refuse parameters that were made under torch.inference_mode: autograd cannot record with them."""
-    for name, value in model.named_parameters():
+    for name, value in parameters_of(model):
         if value.is_inference():
             raise ModelError(
                 "inference-tensor",

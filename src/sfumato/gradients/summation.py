@@ -66,8 +66,7 @@ def sum_over_passes(
     eps = max(torch.finfo(working_dtype(value.dtype)).eps for value in trained.values())
     with torch.inference_mode(False):
         inputs, targets = _plain(inputs), _plain(targets)
-        # in float64, so that no microbatch rounds those before it
-        totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in trained.items()}
+        totals: dict[str, Tensor] = {}
         norms = torch.zeros(num_units, dtype=torch.float64, device=inputs.device)
         losses = torch.zeros(num_units, dtype=torch.float64, device=inputs.device)
         try:
@@ -84,7 +83,10 @@ def sum_over_passes(
         finally:
             generators.restore()  # measuring and probing leave no trace either
     return ClippedSum(
-        gradients=totals,
+        gradients={
+            name: totals[name] if name in totals else torch.zeros_like(value, dtype=torch.float64)
+            for name, value in trained.items()
+        },
         norms=norms,
         losses=losses,
         sensitivity=clipping.sensitivity(clip_norm),
@@ -121,5 +123,7 @@ def _add_clipped(
     squares = {name: piece.squared_norms for name, piece in pieces.items()}
     factors = bounded_factors(clipping, squares, clip_norm, MARGIN_IN_EPS * eps)
     for name in list(pieces):
-        totals[name] += pieces.pop(name).weighted_sum(factors[name])
+        part = pieces.pop(name).weighted_sum(factors[name])
+        # in float64, so that no microbatch rounds those before it
+        totals[name] = totals[name].add_(part) if name in totals else part.double()
     return total_norms(squares)

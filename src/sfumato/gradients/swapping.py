@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sfumato.gradients.contents import modules_of
+
 
 @contextmanager
 def swapped(model: nn.Module, values: Mapping[int, Tensor]) -> Iterator[None]:
@@ -17,7 +19,7 @@ def swapped(model: nn.Module, values: Mapping[int, Tensor]) -> Iterator[None]:
     that has two names with the other tensors in it.) The Python forward pass runs, not a compiled one.
     """
     places: list[tuple[dict[str, Any], str, Any]] = []
-    for module in model.modules():
+    for _, module in modules_of(model):
         for name, value in module._parameters.items():
             if id(value) in values:
                 places.append((module._parameters, name, value))

@@ -6,31 +6,43 @@ a layer it is settled there and then: its output tells the gradient, or it has a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from sfumato.errors import ModelError
+from sfumato.errors import ModelError, PrivacyError
 from sfumato.gradients.call import BackwardPass, Call, tensors_in
 from sfumato.gradients.choice import Choices, shape_key
-from sfumato.gradients.claims import Claim
+from sfumato.gradients.claims import Claim, holders
 from sfumato.gradients.fallback import fallback_rule, output_tensors
-from sfumato.gradients.piece import Materialised, Piece, UnitGradients
+from sfumato.gradients.functions import FUNCTIONS
+from sfumato.gradients.nodes import OnePass, Start, saved_statistics
+from sfumato.gradients.piece import Materialised, Piece, UnitGradients, working_dtype
 from sfumato.gradients.probe import has_rows
 from sfumato.gradients.row_order import check_row_order, row_norms, row_weights
 from sfumato.gradients.segments import Segments
 from sfumato.gradients.stochastic import Drawn
+from sfumato.gradients.uses import Meeting, Watch, Watched, pulled_back
 
 
 class Tape:
     """The pieces of one microbatch, gathered while the backward pass runs."""
 
-    def __init__(self, claims: list[Claim], segments: Segments, num_rows: int, choices: Choices) -> None:
+    def __init__(
+        self,
+        claims: list[Claim],
+        segments: Segments,
+        num_rows: int,
+        choices: Choices,
+        plan: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        self.watch = Watch(FUNCTIONS, num_rows, plan, self)
+        self.pulls: list[tuple[Watched, Tensor]] = []  # units' gradients of values made of parameters
         self.claims, self.segments, self.num_rows, self.choices = claims, segments, num_rows, choices
         self.lost: list[Claim] = []  # claims whose layer was called with something else than rows
         self.roots: list[Tensor] = []
@@ -38,13 +50,15 @@ class Tape:
         self.pieces: dict[str, Piece] = {}
         self.waiting: list[tuple[Claim, Call]] = []
         self.drawn: Drawn | None = None  # the random numbers of the pass, if the model draws
-        self.order: dict[tuple[str, int, int], Tensor] | None = None  # norms, while the order is checked
+        self.order: dict[tuple[Any, int, int], Tensor] | None = None  # norms, while the order is checked
         self.starts: list[int] = []  # of the modules under way: how many draws were kept before
 
     @contextmanager
     def recording(self, model: nn.Module) -> Iterator[None]:
         handles = []
         for claim in self.claims:
+            if claim.watched:
+                continue
             module = model.get_submodule(claim.path)
             if self._repeats(claim):
                 handles.append(module.register_forward_pre_hook(self._keep_draws))
@@ -81,7 +95,7 @@ class Tape:
             kwargs=tree_map(_detached, kwargs),
             segments=self.segments,
             shared=claim.shared,
-            state=_saved_statistics(outputs[0]),
+            state=saved_statistics(outputs[0]),
             gradients=(None,) * len(outputs),
             draws=kept,
         )
@@ -94,7 +108,7 @@ class Tape:
         backward = claim.backward(call) if claim.backward and inputs[0].requires_grad else None
         if backward is not None:
             passed = partial(self._passed, claim, call, backward)
-            return _OnePass.apply(inputs[0], (outputs[0].detach(), passed))
+            return OnePass.apply(inputs[0], (outputs[0].detach(), passed))
         if len(outputs) > 1:
             self.waiting.append((claim, call))
         leaves, tree = tree_flatten(output)
@@ -108,15 +122,108 @@ class Tape:
                 index += 1
         return tree_unflatten(leaves, tree)
 
+    def lost_claims(self) -> list[Claim]:
+        """Claims that this pass has shown to be wrong."""
+        lost = {claim.path: claim for claim in self.lost}
+        return [*lost.values(), *holders(self.claims, self.watch.lost)]
+
+    def met(self, meeting: Meeting) -> Tensor:
+        """``Recorder.met``: the function is settled as a layer would be."""
+        watched, output = meeting.watched, meeting.output
+        call = Call(
+            module=cast(nn.Module, meeting.settings),
+            path=", ".join(sorted(_names(watched))),
+            names=frozenset(watched),
+            args=(meeting.rows.detach(),),
+            kwargs={},
+            segments=self.segments.repeated(meeting.times),
+            state=saved_statistics(output),
+            gradients=(None,),
+        )
+        shapes = {name: tuple(value.shape) for name, value in watched.items()}
+        call.key = shape_key(call, f"{meeting.function} {shapes}")
+        call.note_versions()
+        for name in _names(watched):
+            self.uses[name] = self.uses.get(name, 0) + 1
+        backward = meeting.backward(call) if meeting.backward and meeting.rows.requires_grad else None
+        if backward is not None:
+            passed = partial(self._met_backward, watched, call, backward)
+            return OnePass.apply(meeting.rows, (output.detach(), passed))
+        return self._watched(output, partial(self._met_arrived, watched, call, meeting), alone=True)
+
+    def copied(self, value: Watched, copies: Tensor, times: int) -> Tensor:
+        """``Recorder.copied``: the gradient of the copies is that of the rows."""
+        segments = self.segments.repeated(times)
+        for name in value.made_of:
+            self.uses[name] = self.uses.get(name, 0) + 1
+
+        def arrived(gradient: Tensor) -> None:
+            if self.order is not None:
+                self._note_order(value.made_of, copies, gradient)
+                return
+            self._gain(value, segments.sum(gradient.detach().to(working_dtype(gradient.dtype))))
+
+        return self._watched(copies, arrived, alone=True)
+
+    def _met_arrived(self, watched: dict[str, Watched], call: Call, meeting: Meeting, g: Tensor) -> None:
+        if self.order is not None:
+            self._note_order(_names(watched), call, g)
+            return
+        call.gradients = (g.detach(),)
+        call.check_unchanged()
+        with torch.autocast(g.device.type, enabled=False):
+            strategies = meeting.rule(call)
+            once = all(
+                value.parameter is not None and self.uses[value.parameter] == 1 for value in watched.values()
+            )
+            pieces = self.choices.pieces(call.key, strategies) if once else strategies[0].pieces()
+            self._meet_pieces(watched, pieces)
+        call.release()
+
+    def _met_backward(
+        self, watched: dict[str, Watched], call: Call, backward: BackwardPass, g: Tensor
+    ) -> Tensor:
+        call.check_unchanged()
+        with torch.autocast(g.device.type, enabled=False):
+            result, pieces = backward(g)
+            if self.order is not None:
+                self._note_order(_names(watched), call, g)
+                return result
+            self._meet_pieces(watched, pieces)
+        call.release()
+        return result
+
+    def _meet_pieces(self, watched: dict[str, Watched], pieces: dict[str, Piece]) -> None:
+        for operand, piece in pieces.items():
+            value = watched[operand]
+            if value.parameter is not None and self._is_sole_use(value):
+                self.pieces[value.parameter] = piece
+            else:
+                self._gain(value, cast(UnitGradients, piece).per_unit())
+
+    def _is_sole_use(self, value: Watched) -> bool:
+        return value.parameter is not None and self.uses[value.parameter] == 1
+
+    def _gain(self, value: Watched, gradients: Tensor) -> None:
+        """Units' gradients of a watched value, for the parameters that it is made of."""
+        if value.parameter is None:
+            self.pulls.append((value, gradients))
+        else:
+            self._add(value.parameter, gradients.reshape(len(gradients), *value.shape))
+
+    def _note_order(self, names: Any, use: object, gradient: Tensor) -> None:
+        assert self.order is not None  # asked only while the order is checked
+        self.order[names, id(use), 0] = row_norms(gradient.unflatten(0, (self.num_rows, -1)))
+
     def _watched(self, value: Tensor, arrived: Callable[[Tensor], None], *, alone: bool) -> Tensor:
         """The output with a listener; where autograd has not begun yet, it begins here."""
         if not value.requires_grad:
             self.roots.append(value.new_empty(0, requires_grad=True))
-            value = _Start.apply(self.roots[-1], (value.detach(),))
+            value = Start.apply(self.roots[-1], (value.detach(),))
         elif value._is_view() or not alone:
             # A view written into in place would leave its listener behind. An output of which another is made
             # would hear of that one's gradient too, which has a listener of its own.
-            value = _OnePass.apply(value, (value.detach(), lambda gradient: gradient))
+            value = OnePass.apply(value, (value.detach(), lambda gradient: gradient))
         value.register_hook(arrived)
         return value
 
@@ -175,9 +282,14 @@ class Tape:
         for weights in row_weights(len(losses), losses.dtype, losses.device):
             weighted = self._norms((losses * weights.to(losses.dtype)).sum())
             for key, norms in plain.items():
-                check_row_order(key[0] or "the model", norms, weighted[key], weights)
+                try:
+                    check_row_order(str(key[0]) or "the model", norms, weighted[key], weights)
+                except PrivacyError:
+                    if not isinstance(key[0], frozenset):
+                        raise
+                    self.watch.lost |= key[0]  # its entries are not in the order of the rows
 
-    def _norms(self, total: Tensor) -> dict[tuple[str, int, int], Tensor]:
+    def _norms(self, total: Tensor) -> dict[tuple[Any, int, int], Tensor]:
         """The norm of each row's gradient at each layer's output, by a backward pass that settles nothing."""
         self.order = {}
         try:
@@ -188,11 +300,17 @@ class Tape:
 
     def backward(self, total: Tensor) -> None:
         """Input gradients only, down to the first trained layer and not beyond."""
-        if self.roots and total.requires_grad:
-            torch.autograd.grad(total, self.roots, allow_unused=True)
+        leaves = self.watch.leaves
+        if (self.roots or leaves) and total.requires_grad:
+            found = torch.autograd.grad(total, [*self.roots, *leaves.values()], allow_unused=True)
+            reached = zip(leaves, found[len(self.roots) :], strict=True)
+            self.watch.lost |= {name for name, gradient in reached if gradient is not None}
         for claim, call in self.waiting:
             if any(g is not None for g in call.gradients):
                 self._settle(claim, call)
+        for value, gradients in self.pulls:
+            for name, each in pulled_back(value, gradients, leaves).items():
+                self._add(name, each)
 
 
 def _hidden_gradient(claim: Claim, module: nn.Module) -> ModelError:
@@ -204,46 +322,9 @@ def _hidden_gradient(claim: Claim, module: nn.Module) -> ModelError:
     )
 
 
-class _GroupNormNode(Protocol):
-    """What autograd keeps of a group norm."""
-
-    _saved_result1: Tensor
-    _saved_result2: Tensor
-
-
-class _Start(torch.autograd.Function):
-    """A layer's output as it is, where the gradients begin; its root gets none."""
-
-    @staticmethod
-    def forward(ctx: Any, _root: Tensor, layer: tuple[Tensor]) -> Tensor:
-        return layer[0]  # in a tuple: to autograd the output is new, and may be written into
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        return None, None
-
-
-class _OnePass(torch.autograd.Function):
-    """A layer's output as it is, with a backward pass of the layer's own."""
-
-    @staticmethod
-    def forward(ctx: Any, _inputs: Tensor, layer: tuple[Tensor, Callable[[Tensor], Tensor]]) -> Tensor:
-        output, ctx.passed = layer
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.passed(gradient.detach()), None
+def _names(watched: dict[str, Watched]) -> frozenset[str]:
+    return frozenset().union(*(value.made_of for value in watched.values()))
 
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def _saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Mean and inverse deviation that a group norm has just computed, where autograd keeps them."""
-    node = output.grad_fn
-    if type(node).__name__ != "NativeGroupNormBackward0":
-        return None
-    saved = cast(_GroupNormNode, node)
-    return saved._saved_result1.detach(), saved._saved_result2.detach()

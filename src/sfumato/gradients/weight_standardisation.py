@@ -36,7 +36,7 @@ from sfumato.gradients.gram import deferred_sum, gram_multiply_adds, gram_pays, 
 from sfumato.gradients.kernels import channel_sums, filter_moments, position_products
 from sfumato.gradients.layer_types import WeightStandardised
 from sfumato.gradients.operands import Convolution, Geometry, operands, pad
-from sfumato.gradients.piece import Deferred, Materialised, Piece
+from sfumato.gradients.piece import Deferred, Materialised, Piece, working_dtype
 
 MAX_BIAS_TO_GAIN = 10.0  # beyond it, <G, u> read off the layer's output loses digits to the bias
 
@@ -97,7 +97,8 @@ def weight_standardised_rule(call: Call) -> list[Strategy]:
     kernel, stride, dilation = ((size, size) for size in (module.kernel_size, module.stride, module.dilation))
     geometry = Geometry(kernel, stride, dilation, (top, left), (bottom, right), module.groups)
     conv = operands(call, geometry)
-    filters = filters_of(conv.weight, module.gain.detach().to(conv.weight.dtype), module.eps)
+    weight = module.weight.detach().to(working_dtype(conv.weight.dtype))
+    filters = filters_of(weight, module.gain.detach().to(weight.dtype), module.eps)
 
     def by_columns() -> dict[str, Piece]:
         return _keep(call, {**bias_piece(call), **_columns_pieces(conv, filters)})
@@ -118,7 +119,9 @@ def weight_standardised_rule(call: Call) -> list[Strategy]:
     if offers_direct(conv):
         strategies.append(Strategy("direct", conv.multiply_adds * 1.1, directly))
     steep = (module.bias.detach().abs() > MAX_BIAS_TO_GAIN * module.gain.detach().flatten().abs()).any()
-    if call.outputs is not None and gram_pays(conv) and not steep:
+    # the output of a layer in half precision is rounded by more than a norm may be
+    exact = call.outputs is not None and call.outputs[0].dtype == conv.gradients.dtype
+    if exact and gram_pays(conv) and not steep:
         strategies.append(Strategy("gram", gram_multiply_adds(conv), by_gram))
     return strategies
 
@@ -140,7 +143,7 @@ def _columns_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
     moments = torch.empty(3, *gradients.shape[1:3], dtype=torch.float64, device=gradients.device)
     directions = filters.direction.movedim((2, 1), (0, -1)).reshape(len(gradients), *gradients.shape[2:])
     for units in unit_gradients(conv, gradients):  # while they are in cache
-        moments[:, units] = filter_moments(gradients[:, units], directions)
+        moments[:, units] = filter_moments(gradients[:, units].to(directions.dtype), directions)
     weight = ByKernelRow(gradients, filters.squared_norms(*moments), conv.weight.shape, filters.project)
     return {"weight": weight, "gain": _gain(moments[2], conv)}
 
@@ -150,7 +153,10 @@ def _library_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
     order = memory_order(gradients[0])
     directions = filters.direction.permute(order).flatten(1)
     moments = torch.cat(
-        [filter_moments(each.permute(order).flatten(1)[None, None], directions[None]) for each in gradients],
+        [
+            filter_moments(each.permute(order).flatten(1)[None, None].to(directions.dtype), directions[None])
+            for each in gradients
+        ],
         dim=1,
     )
     weight = ByUnit(gradients, filters.squared_norms(*moments), filters.project)
@@ -193,4 +199,4 @@ def _box_sums(conv: Convolution) -> Tensor:
 
 
 def _gain(along: Tensor, conv: Convolution) -> Materialised:
-    return Materialised(along.to(conv.weight.dtype)[:, :, None, None, None])
+    return Materialised(along.to(working_dtype(conv.weight.dtype))[:, :, None, None, None])

@@ -157,6 +157,9 @@ class PerformanceSettings:
 
     microbatch_size: Positive | None = setting(None, "rows in memory at once; absent: from free memory")
     device: str = setting("auto", "auto, cpu, cuda, cuda:1")
+    precision: Literal["float32", "bfloat16"] = setting(
+        "float32", "of the engine's passes; norms and sums are in float32 or better either way"
+    )
     save_every_seconds: NotNegative = setting(60.0, "time between saved states")
 
 

@@ -16,6 +16,7 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from sfumato.data import KNOWN_SETS, ImageSet
+from sfumato.data.pixels import Pixels
 from sfumato.errors import ConfigError
 from sfumato.features.cache import OnProgress, checksum, complete_parts, features_of, not_writable
 from sfumato.files import cache_home, put, workspace

@@ -6,7 +6,6 @@ Nothing here writes into the run's folder, so that a refusal leaves none; featur
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -32,18 +31,17 @@ from sfumato.run.backbones import with_backbone
 from sfumato.run.canaries import check_room
 from sfumato.run.decision import declared_prior, first_decision
 from sfumato.run.devices import choose_device, fitting_rows
-from sfumato.run.features import feature_views, fit_extractor, load_extractor
-from sfumato.run.networks import initial_model
+from sfumato.run.features import feature_views
+from sfumato.run.first_network import build_network, start_from
 from sfumato.run.progress import ProgressObserver, features_counter, reading_counter
 from sfumato.run.provenance import Provenance
 from sfumato.run.resolve import Resolved, group_units, load_splits, resolve
 from sfumato.run.task import probe_targets
-from sfumato.run.weights import Checkpoint, read_checkpoint, transfer_weights
+from sfumato.run.weights import Checkpoint, read_checkpoint
 from sfumato.sampling import PoissonSampling
 from sfumato.training.component_checks import check_private_step
 from sfumato.training.components import AS_THE_RECIPE_SAYS, Components, WeightedLoss
 from sfumato.training.decision import Decision, Shares, weights_of_classes
-from sfumato.training.finetuning import choose_trained
 from sfumato.training.fixed_rows import in_closed_form
 from sfumato.training.gradient_sums import Loss, has_closed_form
 from sfumato.training.inputs import Inputs, Units, Views
@@ -189,6 +187,30 @@ def prepare(
     resolved, checkpoint = resolve(
         recipe, splits, model=model, force=force, pretrained=pretrained, components=components
     )
+    return _assemble(
+        resolved,
+        splits,
+        checkpoint,
+        model=model,
+        components=components,
+        observer=observer,
+        rows=rows,
+        ranks=ranks,
+    )
+
+
+def _assemble(
+    resolved: Resolved,
+    splits: DataSplits,
+    checkpoint: Checkpoint | None,
+    *,
+    model: nn.Module | None,
+    components: Components,
+    observer: ProgressObserver | None,
+    rows: bool,
+    ranks: Ranks,
+) -> Prepared:
+    """Build and check what the resolved settings say."""
     recipe, plan, train = resolved.recipe, resolved.plan, splits.train
     source: RandomSource = (
         SecureSource() if recipe.training.seed is None else SeededSource(recipe.training.seed)
@@ -266,42 +288,6 @@ def with_last_layer_rows(
     train = prepared.splits.train
     views = last_layer_views(prepared.model, train, prepared.views, on_progress=counter, compute=compute)
     return replace(prepared, views=views)
-
-
-def build_network(
-    recipe: Recipe,
-    train: ImageSet,
-    source: RandomSource,
-    *,
-    checkpoint: Checkpoint | None,
-    device: torch.device,
-    model: nn.Module | None = None,
-    observer: ProgressObserver | None = None,
-    fit: bool = True,
-) -> nn.Module:
-    """The network before the first step: options, first weights, trained parts, fixed features."""
-    network = model if model is not None else initial_model(recipe.model, train, source)
-    if checkpoint is not None:
-        start_from(network, checkpoint, train, observer)
-    choose_trained(network, recipe.model.trained)
-    network = network.to(device)
-    if not fit:
-        load_extractor(network, recipe)
-    elif observer is None:
-        fit_extractor(network, recipe)
-    else:
-        counter = partial(observer.computed, "generated images")
-        fit_extractor(network, recipe, on_note=observer.noted, on_progress=counter)
-    return network
-
-
-def start_from(
-    network: nn.Module, checkpoint: Checkpoint, train: ImageSet, observer: ProgressObserver | None
-) -> None:
-    """Put the checkpoint's weights into the network, in place; says so if the last layer is new."""
-    new_head = transfer_weights(network, checkpoint, classes=train.classes)
-    if new_head and observer is not None and checkpoint.backbone is None:
-        observer.noted(f"The last layer is new: {checkpoint.path} was trained for other classes.")
 
 
 def examine_network(model: nn.Module, train: ImageSet, *, max_rows: int) -> list[Finding]:

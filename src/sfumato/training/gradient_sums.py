@@ -51,8 +51,8 @@ class GradientSum(Protocol):
 class EngineSum:
     """The engine, one microbatch in memory at a time.
 
-    ``clipping`` decides how a unit's gradient is bounded by ``clip_norm``; ``choices`` is a performance
-    setting.
+    ``clipping`` decides how a unit's gradient is bounded by ``clip_norm``; ``choices`` and ``in_bfloat16``
+    are performance settings.
     """
 
     model: nn.Module
@@ -64,21 +64,24 @@ class EngineSum:
     loss: Loss = cross_entropy
     clipping: Clipping = FLAT
     choices: Choices | None = None
+    in_bfloat16: bool = False  # the passes; norms and sums are in float32 or better all the same
 
     @property
     def num_units(self) -> int:
         return len(self.units)
 
     def __call__(self, indices: Tensor, step: int) -> ClippedSum:
-        return clipped_total(
-            self.model,
-            microbatches_of(self, indices, step),
-            clip_norm=self.clip_norm,
-            loss=self.loss,
-            clipping=self.clipping,
-            choices=self.choices,
-            randomness=UnitRandomness(self.source, purpose="model", step=step),
-        )
+        device = next(self.model.parameters()).device.type
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=self.in_bfloat16):
+            return clipped_total(
+                self.model,
+                microbatches_of(self, indices, step),
+                clip_norm=self.clip_norm,
+                loss=self.loss,
+                clipping=self.clipping,
+                choices=self.choices,
+                randomness=UnitRandomness(self.source, purpose="model", step=step),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -81,9 +82,9 @@ def by_batch_size(records: Sequence[TrialRecord], noise: Mapping[int, float]) ->
         ("learning rate", lambda record: record.settings.get("training.learning_rate")),
     ):
         points = [(size, of(best[size])) for size in sorted(best)]
-        known = [(size, float(value)) for size, value in points if isinstance(value, int | float)]
-        if known:
-            line = [Series(title, known)]
+        numbers = [(size, float(value)) for size, value in points if isinstance(value, int | float)]
+        if numbers:
+            line = [Series(title, numbers)]
             drawn.append(
                 (
                     f"Best {title} at each batch size",
@@ -93,7 +94,7 @@ def by_batch_size(records: Sequence[TrialRecord], noise: Mapping[int, float]) ->
     return drawn
 
 
-def _places(values: Sequence[Value]):
+def _places(values: Sequence[Value]) -> tuple[Callable[[Any], float], list[tuple[str, float]]]:
     """Where each value lies across the picture, and the texts below."""
     numbers = [
         float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)

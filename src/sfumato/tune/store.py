@@ -196,7 +196,7 @@ def _sampler(settings: TuneSettings, seed: int | None) -> optuna.samplers.BaseSa
         return optuna.samplers.RandomSampler(seed=seed)
     if settings.chosen_sampler == "grid":
         space: dict[str, list[Value]] = {one.key: list(one.choices) for one in settings.ranges}
-        return optuna.samplers.GridSampler(space, seed=seed)  # type: ignore[arg-type]
+        return optuna.samplers.GridSampler(space, seed=seed)
     startup = max(2, min(10, settings.num_trials // 2))
     return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, multivariate=False)
 
