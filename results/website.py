@@ -155,7 +155,11 @@ def reproduction(table: dict[str, Any]) -> dict[str, Any]:
         "verdict": table["verdict"],
         "cost": cost_words(table),
         "command": table["command"],
-        "cells": [_cell(cell, paper, table["name"]) for cell in table["cells"]],
+        "cells": [
+            _cell(cell, paper, table["name"])
+            for cell in table["cells"]
+            if cell["n"] or cell["score"] == "accuracy"
+        ],
         "differences": differences,
         "forest": forest(compared, several=several),
     }
