@@ -57,7 +57,9 @@ def page(groups: Groups, tables: list[dict[str, Any]]) -> str:
         "Small forms on real CIFAR-10 at the papers' ε (`sfumato reproduce`, "
         "[docs/reproduce.md](../docs/reproduce.md)): differences in points by seed with Student's interval "
         "at 95 %. Levels are those of small nets, and of some thirty intervals one or two leave out zero by "
-        "chance. Settings of the small forms follow rules or were chosen on held-out training images.",
+        "chance. Settings of the small forms follow rules or were chosen on held-out training images (rates "
+        "of SmoothNet's tables, at another batch size). All but those of Klause's table 1 ran one after the "
+        "other in one process, without reports and scores on training images, which the command adds.",
         *(f"**{name}**: {text}" for name, text in unfinished(tables).items()),
         *(reproduced(table) for table in tables),
         "## What the recipes refer to",
