@@ -119,7 +119,34 @@ def children_with_other_images(patch: MonkeyPatch) -> None:
 
 @fault("a-part-is-paid-for-twice", tests=(f"{SEARCHES}::test_each_part_is_paid_for_once",))
 def a_part_is_paid_for_twice(patch: MonkeyPatch) -> None:
-    rewrite(patch, "sfumato.ledger.searches:paid_by", '"" if again else parent.run_id', "parent.run_id")
+    patch.setattr("sfumato.ledger.searches.is_used_up", lambda child, children: False)
+
+
+@fault("more-trials-than-counted", tests=(f"{SEARCHES}::test_no_more_runs_are_paid_for_than_were_counted",))
+def more_trials_than_counted(patch: MonkeyPatch) -> None:
+    rewrite(patch, "sfumato.ledger.searches:is_used_up", "len(alike) >= allowed", "False")
+
+
+@fault(
+    "begun-at-once-and-paid-for-twice",
+    tests=(f"{SEARCHES}::test_of_two_that_were_begun_at_once_one_goes_on",),
+)
+def begun_at_once_and_paid_for_twice(patch: MonkeyPatch) -> None:
+    patch.setattr("sfumato.ledger.ledger.check_first_step", lambda child, children: None)
+
+
+@fault("a-copy-scores-again", tests=(f"{WHOLE}::test_the_noise_of_a_score_belongs_to_the_model",))
+def a_copy_scores_again(patch: MonkeyPatch) -> None:
+    from sfumato.randomness import SecureSource
+
+    patch.setattr("sfumato.tune.scoring.SeededSource", lambda seed: SecureSource())
+
+
+@fault(
+    "holdout-of-replaced-units", tests=(f"{BUDGET}::test_units_are_not_set_aside_where_they_are_replaced",)
+)
+def holdout_of_replaced_units(patch: MonkeyPatch) -> None:
+    patch.setattr("sfumato.run.resolve.check_holdout", lambda recipe, fraction: None)
 
 
 @fault(

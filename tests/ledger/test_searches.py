@@ -121,6 +121,33 @@ def test_each_part_is_paid_for_once(tmp_path: Path, ledger: Ledger, search: str)
     assert begin(ledger, tmp_path / "c" / "0001", plan(), search).record.parent == search
 
 
+def test_no_more_runs_are_paid_for_than_were_counted(tmp_path: Path, ledger: Ledger, search: str) -> None:
+    whole = spent(ledger)
+    for number in range(3):
+        begin(ledger, tmp_path / f"{number:04d}", plan(), search).spend(9)
+    begin(ledger, tmp_path / "run", plan(FINAL), search).spend(16)
+    assert spent(ledger) == pytest.approx(whole)
+    for name, event in (("0003", TRIAL), ("final", FINAL)):
+        more = begin(ledger, tmp_path / name, plan(event), search)
+        assert more.record.parent == ""  # it pays for itself
+        more.spend(event.num_steps)
+    assert spent(ledger) > 1.2 * whole
+
+
+def test_of_two_that_were_begun_at_once_one_goes_on(tmp_path: Path, ledger: Ledger, search: str) -> None:
+    whole = spent(ledger)
+    one = begin(ledger, tmp_path / "a" / "run", plan(FINAL), search)
+    two = begin(ledger, tmp_path / "b" / "run", plan(FINAL), search)
+    assert one.record.parent == two.record.parent == search
+    one.spend(16)
+    with pytest.raises(PrivacyError, match="not-paid-by-search"):
+        two.spend(16)
+    assert spent(ledger) == pytest.approx(whole)
+    again = begin(ledger, tmp_path / "b" / "run", plan(FINAL), search)
+    again.spend(16)
+    assert spent(ledger) > 1.2 * whole
+
+
 def test_a_rebuilt_ledger_counts_the_search_once_and_a_run_without_it_by_itself(
     tmp_path: Path, ledger: Ledger, search: str
 ) -> None:

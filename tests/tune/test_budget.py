@@ -16,7 +16,7 @@ from sfumato.recipes.recipe import Recipe, load_recipe, with_settings
 from sfumato.tune.budget import Budget, events_of, plan_search
 from sfumato.tune.ranges import parse_ranges
 from sfumato.tune.settings import TuneSettings
-from small_runs import small_recipe
+from small_runs import small_recipe, small_splits
 
 RATE = "training.learning_rate=log:0.1:10"
 UNITS, ALL = 4500, 5000
@@ -203,6 +203,19 @@ def test_a_search_that_could_not_be_counted_is_refused(
     with pytest.raises(SfumatoError) as refused:
         settings(*over, **changes)
     assert refused.value.code == code
+
+
+def test_units_are_not_set_aside_where_they_are_replaced() -> None:
+    from sfumato.run.resolve import resolve
+    from sfumato.tune.session import plan_tuning
+
+    splits, replaced = small_splits(train=60, test=10), {"privacy__neighbouring": "replace-one"}
+    with pytest.raises(PrivacyError, match="holdout-with-replace-one"):
+        resolve(small_recipe(data__holdout=0.2, **replaced), splits)
+    with pytest.raises(PrivacyError, match="holdout-with-replace-one"):
+        plan_tuning(settings(RATE, recipe=small_recipe(**replaced)), data=splits)
+    resolve(small_recipe(data__holdout=0.2), splits)
+    resolve(small_recipe(**replaced), splits)
 
 
 def test_of_public_scores_pruning_is_no_release_but_a_median_depends_on_other_trials() -> None:

@@ -204,11 +204,30 @@ def test_scores_have_the_noise_that_is_counted(tmp_path: Path) -> None:
     )
     source = SecureSource()
     draws = [
-        100 * noisy_score(50.0, 100, search=search, noise_multiplier=4.0, source=source, trial=0)
-        for _ in range(2500)
+        100 * noisy_score(50.0, 100, search=search, noise_multiplier=4.0, source=source) for _ in range(2500)
     ]
     mean = sum(draws) / len(draws)
     spread = (sum((value - mean) ** 2 for value in draws) / len(draws)) ** 0.5
     assert abs(mean - 50) < 0.4
     assert abs(spread - 4.0) < 0.25
     assert abs(spread - 4.5) > 0.25  # the test can tell the difference
+
+
+def test_the_noise_of_a_score_belongs_to_the_model(tmp_path: Path) -> None:
+    from sfumato.tune.scoring import score_source
+
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_bytes(b"weights")
+    other.write_bytes(b"others")
+
+    def drawn(key: bytes, weights: Path) -> bytes:
+        return score_source(key, weights).random_bytes(16, purpose="score of a trial", step=0).tobytes()
+
+    assert drawn(b"k" * 32, one) == drawn(b"k" * 32, one)
+    assert len({drawn(b"k" * 32, one), drawn(b"k" * 32, other), drawn(b"l" * 32, one)}) == 3
+
+
+def test_a_score_belongs_to_the_settings_that_it_was_drawn_for(tmp_path: Path, ledger: Ledger) -> None:
+    tune(settings(), out=tmp_path / "out", data=DATA, ledger=ledger)
+    with pytest.raises(RunError, match="changed-search"):
+        tune(settings(), out=tmp_path / "out", data=DATA, ledger=ledger, study="another")

@@ -27,7 +27,7 @@ from sfumato.ledger.database import connect, links_in, packed, receipt_of, store
 from sfumato.ledger.links import Links, key_beside, links_of, read_links, write_links
 from sfumato.ledger.receipt import CLOSED, Receipt, lineage, plan_values, read_receipt, write_receipt
 from sfumato.ledger.refusals import changed_source, over_cap, run_closed, taken_over
-from sfumato.ledger.searches import PAYS_ITSELF, paid_by
+from sfumato.ledger.searches import PAYS_ITSELF, check_first_step, paid_by
 from sfumato.ledger.totals import Cap, Record, Total, Unit, total_of
 from sfumato.privacy.plan import Plan
 
@@ -148,6 +148,8 @@ class Ledger:
             known = self._known(record.run_id)
             if known is not None and known.leases[-1] != leases[-1]:
                 raise run_closed(record) if known.closed else taken_over(record)
+            if record.parent and known is not None and not known.record.reserved_steps:
+                check_first_step(record, self.children(record.parent))
             held = (*leases, secrets.token_hex(8)) if record.finished else tuple(leases)
             write_receipt(folder, Receipt(record=record, leases=held))
             self._store(record, held)  # also if the row is gone: a ledger that was replaced is filled again

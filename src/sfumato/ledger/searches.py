@@ -27,18 +27,37 @@ def paid_by(
     Guarantee: refused unless the parent is on record with the whole of the search spent, and the child is
     part of that very search, on images that the parent was opened for. Each part of a search is run once: the
     child of a folder that was copied, or was begun before under another id, pays for itself, and as much as
-    the whole search.
+    the whole search; so does one trial more than the search counts, or a second last run.
     """
     if parent is None or parent.plan is None or child.plan is None or not _pays(parent, child):
         raise _not_paid(child, "is not what was paid for there")
     ours = known.get(parent.fingerprint, Links()).image_ids
     if links.image_ids is None or ours is None or not np.isin(links.image_ids, ours).all():
         raise _not_paid(child, "has images that are not known to be among those of the search")
-    again = any(
-        other.label == child.label and other.run_id != child.run_id and other.reserved_steps
-        for other in children
-    )
-    return replace(child, parent="" if again else parent.run_id)
+    return replace(child, parent="" if is_used_up(child, children) else parent.run_id)
+
+
+def is_used_up(child: Record, children: Sequence[Record]) -> bool:
+    """Whether other runs have taken what the search paid for: this part itself, or as many as it counts.
+
+    Under random stopping the number of trials is drawn, and secret: there the search's own folder knows it.
+    """
+    plan = child.plan
+    assert plan is not None  # a run without privacy is no part of a counted search
+    assert plan.search is not None
+    taken = [other for other in children if other.run_id != child.run_id and other.reserved_steps]
+    alike = [
+        other for other in taken if other.plan is not None and other.plan.search_part == plan.search_part
+    ]
+    allowed = 1.0 if plan.search_part == "final" else plan.search.num_trials
+    counted = plan.search_part == "final" or plan.search.strategy != "random-stopping"
+    return any(other.label == child.label for other in taken) or (counted and len(alike) >= allowed)
+
+
+def check_first_step(child: Record, children: Sequence[Record]) -> None:
+    """Refuse the first step of a run whose part another one has taken since both were begun."""
+    if is_used_up(child, children):
+        raise _not_paid(child, "another run of it has taken that part meanwhile")
 
 
 def _pays(parent: Record, child: Record) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.plan import Plan, PlanSettings
 from sfumato.privacy.sampling_schemes import SamplingScheme, find_scheme
 from sfumato.run.private_releases import private_releases
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from sfumato.recipes.recipe import PrivacySettings, Recipe
     from sfumato.run.provenance import Provenance
     from sfumato.training.components import SearchedRun
+
+
+def check_holdout(recipe: Recipe, fraction: float | None) -> None:
+    """Refuse to set units aside by their content where neighbours have equally many units."""
+    if fraction and recipe.privacy.enabled and recipe.privacy.neighbouring == "replace-one":
+        raise PrivacyError(
+            "holdout-with-replace-one",
+            f"{100 * fraction:g} % of the units are set aside, and neighbouring data have one unit replaced.",
+            why="Each unit's own content decides whether it is set aside, so that the number that is trained "
+            "on, which the plan states, can tell neighbours apart with certainty.",
+            fix='Use neighbouring = "add-or-remove", or give validation images of their own.',
+        )
 
 
 def build_plan(

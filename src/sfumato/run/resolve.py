@@ -29,7 +29,7 @@ from sfumato.run.canaries import check_canaries
 from sfumato.run.decision import check_decision
 from sfumato.run.features import with_feature_settings
 from sfumato.run.networks import zoo_network
-from sfumato.run.planning import build_plan, plain_sampler, with_delta
+from sfumato.run.planning import build_plan, check_holdout, plain_sampler, with_delta
 from sfumato.run.provenance import Constants, Provenance, find_provenance, normalisation, with_input_size
 from sfumato.run.task import with_task_settings
 from sfumato.run.weights import Checkpoint
@@ -144,6 +144,7 @@ def resolve(
     check_constants(recipe, train)
     check_steering(recipe, splits)
     check_filter(recipe)
+    check_holdout(recipe, recipe.data.holdout)
     check_canaries(recipe)
     recipe = with_task_settings(recipe, train, own_loss=components.loss)
     check_decision(recipe, splits)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import torch
 
 from sfumato.accounting import SampledGaussian
 from sfumato.data import ImageSet
 from sfumato.noise import add_noise
 from sfumato.privacy.search import Search
-from sfumato.randomness import RandomSource
+from sfumato.randomness import RandomSource, SeededSource
 from sfumato.release.release import ReleasedModel
 from sfumato.training.evaluation import logits_of
 from sfumato.training.inputs import Units
@@ -28,15 +31,25 @@ def right_units(released: ReleasedModel, images: ImageSet, units: Units) -> floa
     return float(exact_counts(right.long(), 2, units)[1])
 
 
+def score_source(key: bytes, weights: Path) -> RandomSource:
+    """Where the noise of a model's score comes from: a function of the search's secret and the model.
+
+    Guarantee: the same model gets the same noise, also in a copy of the search's folder, so that no number of
+    scores averages it away; of another model it is independent. Who has not ``key`` can foretell neither.
+    """
+    model = hashlib.sha256(weights.read_bytes()).digest()
+    return SeededSource(int.from_bytes(hashlib.sha256(key + model).digest()))
+
+
 def noisy_score(
-    right: float, num_units: int, *, search: Search, noise_multiplier: float, source: RandomSource, trial: int
+    right: float, num_units: int, *, search: Search, noise_multiplier: float, source: RandomSource
 ) -> float:
     """The share of ``num_units`` that is right, with noise.
 
     Guarantee: refused unless the search counts a release with this noise. The noise has standard deviation
-    ``noise_multiplier`` in units, and is drawn from ``source`` for this trial alone.
+    ``noise_multiplier`` in units, and is drawn from ``source``.
     """
     search.check_score(SampledGaussian(noise_multiplier=noise_multiplier))
     total = {"right": torch.tensor([right], dtype=torch.float64)}
-    noisy = add_noise(total, stddev=noise_multiplier, source=source, step=trial, purpose=PURPOSE)
+    noisy = add_noise(total, stddev=noise_multiplier, source=source, step=0, purpose=PURPOSE)
     return float(noisy["right"][0]) / num_units

@@ -23,8 +23,9 @@ from sfumato.models.fixed_features import FixedFeatures
 from sfumato.randomness import RandomSource, SecureSource, SeededSource
 from sfumato.recipes.recipe import with_settings
 from sfumato.run.monitor import Observer
-from sfumato.run.planning import build_plan, default_delta
+from sfumato.run.planning import build_plan, check_holdout, default_delta
 from sfumato.run.prepare import prepare
+from sfumato.run.ranks import under_torchrun
 from sfumato.run.resolve import group_units, load_splits
 from sfumato.training.components import Components, SearchedRun
 from sfumato.training.fixed_rows import FeatureViews
@@ -69,6 +70,8 @@ def plan_tuning(settings: TuneSettings, *, data: DataSplits | None = None) -> Pl
             why="Of rare findings that share says nothing, and noisy areas under curves are not there yet.",
             fix="Choose settings on public images, or train with settings of your own.",
         )
+    if settings.strategy != "public" and not settings.scores_are_public:
+        check_holdout(recipe, settings.holdout)
     trial = trial_splits(settings, full)
     num_units = len(group_units(recipe, full.train))
     budget = plan_search(
@@ -153,6 +156,13 @@ def tune(
     Guarantee: of what the search lets out (see ``privacy.search.Search``) the statement in ``out/run`` holds,
     and the ledger has the whole search before its first trial.
     """
+    if under_torchrun():
+        raise ConfigError(
+            "not-over-ranks",
+            "a search was started by several processes of torchrun.",
+            why="All of them would be ranks of one trial, and each would score it as a trial of its own.",
+            fix="Start it without torchrun; several workers share a search by the same command.",
+        )
     planned = plan_tuning(settings, data=data)
     folder, ledger = TuneFolder(Path(out)), ledger or Ledger.open()
     seed = settings.recipe.training.seed
@@ -162,8 +172,8 @@ def tune(
         check_trial(planned, observer)
     folder.make_room()
     with folder.claimed("preparing", wait=True):
-        num_trials = folder.prepare(
-            settings, fingerprint=planned.full.train.fingerprint, draw=lambda: _count(settings, source)
+        num_trials, score_key = folder.prepare(
+            settings, fingerprint=planned.full.train.fingerprint, draw=lambda: _drawn(settings, source)
         )
         parent = pay(planned, folder, ledger)
     opened = open_study(settings, folder, storage=storage, name=study, mark=mark_of(settings, parent))
@@ -175,7 +185,7 @@ def tune(
         splits=planned.trial,
         parent=parent,
         ledger=ledger,
-        source=source,
+        score_key=score_key,
         observer=observer,
         tell=tell,
     )
@@ -186,10 +196,12 @@ def tune(
     return TuneResult(folder=folder.path, budget=planned.budget, found=found)
 
 
-def _count(settings: TuneSettings, source: RandomSource) -> int:
+def _drawn(settings: TuneSettings, source: RandomSource) -> tuple[int, bytes]:
+    """The number of trials, and the secret from which the noise of their scores follows."""
+    key = source.random_bytes(32, purpose="key of scores", step=0).tobytes()
     if settings.strategy != "random-stopping":
-        return settings.num_trials
-    return draw_trials(float(settings.num_trials), settings.shape, source)
+        return settings.num_trials, key
+    return draw_trials(float(settings.num_trials), settings.shape, source), key
 
 
 def pay(planned: Planned, folder: TuneFolder, ledger: Ledger) -> str:

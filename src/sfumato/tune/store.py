@@ -112,22 +112,27 @@ class TuneFolder:
         (self.state / "trials").mkdir(parents=True, exist_ok=True)
         os.chmod(self.state, 0o700)  # mkdir's mode is subject to the umask
 
-    def prepare(self, settings: TuneSettings, *, fingerprint: str, draw: Callable[[], int]) -> int:
-        """Begin, or go on; returns the number of trials, which is drawn once and durable before any begins.
+    def prepare(
+        self, settings: TuneSettings, *, fingerprint: str, draw: Callable[[], tuple[int, bytes]]
+    ) -> tuple[int, bytes]:
+        """Begin, or go on; returns the number of trials and the key of their scores' noise.
+
+        Both are drawn once and durable before any trial begins.
 
         Guarantee: refused if the folder holds another search.
         """
         asked = json.loads(json.dumps({**settings.identity(), "fingerprint": fingerprint}))
         if self.plan.is_file():
             held = read_json(self.plan, dict)
-            num_trials = int(held.pop("planned_trials"))
+            num_trials, key = int(held.pop("planned_trials")), bytes.fromhex(held.pop("score_key"))
             _check_same(held, asked, self.path)
-            return num_trials
-        num_trials = draw()
+            return num_trials, key
+        num_trials, key = draw()
+        drawn = {"planned_trials": num_trials, "score_key": key.hex()}
         with replacing(self.plan, mode=0o600) as temporary:
-            temporary.write_text(json.dumps({**asked, "planned_trials": num_trials}), encoding="utf-8")
+            temporary.write_text(json.dumps({**asked, **drawn}), encoding="utf-8")
         write_json(self.description, settings.identity())
-        return num_trials
+        return num_trials, key
 
 
 def _check_same(held: Mapping[str, Any], asked: Mapping[str, Any], place: Path) -> None:

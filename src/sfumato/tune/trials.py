@@ -8,23 +8,24 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.data import DataSplits, ImageSet
 from sfumato.errors import ConfigError, ModelError, RunError
 from sfumato.files import read_json, replacing
 from sfumato.ledger.ledger import Ledger
-from sfumato.randomness import RandomSource
-from sfumato.release.release import load
+from sfumato.release.release import WEIGHTS, load
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.monitor import Observer
 from sfumato.run.resolve import group_units
 from sfumato.run.session import train
 from sfumato.training.components import SearchedRun
+from sfumato.training.inputs import Units
 from sfumato.tune.budget import Budget
 from sfumato.tune.pruning import PruningObserver
 from sfumato.tune.ranges import Value
-from sfumato.tune.scoring import noisy_score, right_units
+from sfumato.tune.scoring import noisy_score, right_units, score_source
 from sfumato.tune.store import TuneFolder, chosen_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Trials:
     splits: DataSplits  # what trials train on, and ``val``, what they are scored on
     parent: str  # the account that pays; empty if each trial pays for itself
     ledger: Ledger
-    source: RandomSource
+    score_key: bytes  # secret
     observer: Observer | None
     tell: Callable[[str], None]
 
@@ -106,10 +107,17 @@ class Trials:
 
         place = self.folder.score(number)
         if not place.is_file():
-            found = self._score(number, chosen, trial)
+            found = {**self._score(number, chosen, trial), "settings": chosen}
             with replacing(place, mode=0o600) as temporary:
                 temporary.write_text(json.dumps(found), encoding="utf-8")
         found = read_json(place, dict[str, Any])
+        if found.get("settings") != chosen:
+            raise RunError(
+                "changed-search",
+                f"trial {number} in {self.folder.path} was trained with other settings than the study says.",
+                why="Its score would stand beside settings that nobody tried.",
+                fix="Go on with the --storage and --study of before, or give another --out.",
+            )
         pruned = bool(found.get("pruned"))
         self.study.tell(
             number, float(found["score"]), state=TrialState.PRUNED if pruned else TrialState.COMPLETE
@@ -144,17 +152,19 @@ class Trials:
                 raise  # of the disk, the ledger or the folder: the trial can go on later
             return {"score": WORST, "note": f"({error.code})"}
         images = self._scored()
-        right = right_units(load(result.folder / "release"), images, group_units(recipe, images))
-        return {"score": self._released(right, len(group_units(recipe, images)), number), "note": ""}
+        release, units = result.folder / "release", group_units(recipe, images)
+        return {
+            "score": self._released(right_units(load(release), images, units), units, release),
+            "note": "",
+        }
 
-    def _released(self, right: float, num_units: int, number: int) -> float:
+    def _released(self, right: float, units: Units, release: Path) -> float:
         """The score as it is used: noisy if the images are private and the search is counted."""
         search, noise = self.budget.search, self.budget.score_noise
         if search is None or noise is None:
-            return right / num_units
-        return noisy_score(
-            right, num_units, search=search, noise_multiplier=noise, source=self.source, trial=number
-        )
+            return right / len(units)
+        source = score_source(self.score_key, release / WEIGHTS)
+        return noisy_score(right, len(units), search=search, noise_multiplier=noise, source=source)
 
     def _scored(self) -> ImageSet:
         assert self.splits.val is not None  # ``tune`` sets some aside
