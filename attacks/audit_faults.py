@@ -93,10 +93,11 @@ AUDITS: dict[str, Callable[[], Audit]] = {
     "sampled": mechanism(sampling_rate=0.1, num_steps=10, over=("head",)),
     "ema": mechanism(over=("head", "ema")),
     "resume": mechanism(num_steps=2, over=("head", "resume")),
+    "ranks": mechanism(over=("ranks",)),
     "paper": paper,
 }
 MECHANISM = tuple(name for name in AUDITS if name != "paper")
-ENGINE, CLOSED = ("full", "views", "patients", "dropout"), ("head", "sampled", "ema", "resume")
+ENGINE, CLOSED = ("full", "views", "patients", "dropout", "ranks"), ("head", "sampled", "ema", "resume")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +141,8 @@ ROWS = {
         "one-rank-without-noise", (), "rank 0 is sound, and an auditor sees the rank that runs the audit"
     ),
     "one rank without noise, seen from rank 1": Row("one-rank-without-noise", tuple(AUDITS)),
+    "no noise over several ranks": Row("no-noise-over-ranks", ("ranks",), "a process alone adds its noise"),
+    "noise divided by the ranks": Row("noise-shrinks-with-ranks", ("ranks",), "a process alone is one rank"),
 }
 
 
