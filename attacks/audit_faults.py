@@ -93,10 +93,11 @@ AUDITS: dict[str, Callable[[], Audit]] = {
     "sampled": mechanism(sampling_rate=0.1, num_steps=10, over=("head",)),
     "ema": mechanism(over=("head", "ema")),
     "resume": mechanism(num_steps=2, over=("head", "resume")),
+    "ranks": mechanism(over=("ranks",)),
     "paper": paper,
 }
 MECHANISM = tuple(name for name in AUDITS if name != "paper")
-ENGINE, CLOSED = ("full", "views", "patients", "dropout"), ("head", "sampled", "ema", "resume")
+ENGINE, CLOSED = ("full", "views", "patients", "dropout", "ranks"), ("head", "sampled", "ema", "resume")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +141,8 @@ ROWS = {
         "one-rank-without-noise", (), "rank 0 is sound, and an auditor sees the rank that runs the audit"
     ),
     "one rank without noise, seen from rank 1": Row("one-rank-without-noise", tuple(AUDITS)),
+    "no noise over several ranks": Row("no-noise-over-ranks", ("ranks",), "a process alone adds its noise"),
+    "noise divided by the ranks": Row("noise-shrinks-with-ranks", ("ranks",), "a process alone is one rank"),
 }
 
 
@@ -257,18 +260,21 @@ def surprises(table: dict[str, dict[str, Cell]]) -> list[str]:
     ]
 
 
-def line(name: str, cells: dict[str, Cell]) -> str:
+def line(name: str, cells: dict[str, Cell], columns: list[str]) -> str:
     """A row of the table."""
     texts = []
-    for cell in cells.values():
+    for column in columns:
+        if column not in cells:
+            texts.append("not run")
+            continue
+        cell = cells[column]
         text = "refused" if cell["epsilon"] is None else round_down(float(cell["epsilon"]), 3)  # type: ignore[arg-type]
         text = f"**{text}**" if cell["violations"] else f"{text}"
         texts.append(text + ("" if bool(cell["violations"]) == cell["expected"] else " (unexpected)"))
     return f"| {name} | " + " | ".join(texts) + f" | {ROWS[name].blind} |"
 
 
-def heading(columns) -> str:
-    columns = list(columns)
+def heading(columns: list[str]) -> str:
     return (
         "| fault | "
         + " | ".join(columns)
@@ -282,16 +288,16 @@ def docs_text(recorded: dict) -> str:
     """What docs/audit.md says of a recorded run."""
     table = recorded["table"]
     differing = surprises(table)
-    columns = list(next(iter(table.values())))
+    columns = [column for column in AUDITS if any(column in cells for cells in table.values())]
     return "\n".join(
         [
             f"`{recorded['command']}`, ε = {EPSILON:g} promised ({PAPER_EPSILON:g} in the last column), "
             f"{100 * CONFIDENCE:g} % sure; bold: a violation was reported.",
             "",
             heading(columns),
-            *(line(name, cells) for name, cells in table.items()),
+            *(line(name, cells, columns) for name, cells in table.items()),
             "",
-            "Every cell is as it was expected before the run."
+            "Every cell that was run is as it was expected before."
             if not differing
             else "Not as expected before the run: " + "; ".join(differing) + ".",
             "",
@@ -325,7 +331,7 @@ def main() -> int:
     for name in arguments.names or ROWS:
         found = {column: audited(name, column, trainings=arguments.trainings) for column in columns}
         table[name] = table.get(name, {}) | found
-        print(line(name, found), flush=True)
+        print(line(name, found, columns), flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps({"command": command, "table": table}, indent=1) + "\n")
     differing = surprises(table)

@@ -30,7 +30,7 @@ from sfumato.errors import ConfigError, RunError
 from sfumato.privacy.plan import Plan
 
 EXACT = MechanismAudit(epsilon=8.0, over=("head",), num_canaries=8)
-ALTOGETHER = ("views", "patients", "microbatches", "dropout", "ema", "resume")
+ALTOGETHER = ("views", "patients", "microbatches", "dropout", "ema", "resume", "ranks")
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -22,6 +23,7 @@ import torch
 from scipy.special import softmax
 from torch import nn
 
+from sfumato.audit.two_ranks import over_two_ranks
 from sfumato.audit.watched import FIRST_CANARY, OTHERS, SIDE, RecordingSGD, WatchedModel, WithGradientCanaries
 from sfumato.data import ImageSet
 from sfumato.errors import ConfigError
@@ -34,7 +36,7 @@ from sfumato.training.inputs import Units, Views
 from sfumato.training.last_layer import LastLayerViews
 from sfumato.training.loop import fit
 
-Part = Literal["views", "patients", "microbatches", "dropout", "head", "ema", "resume"]
+Part = Literal["views", "patients", "microbatches", "dropout", "head", "ema", "resume", "ranks"]
 Canary = Literal["input", "gradient"]
 PARTS: tuple[Part, ...] = get_args(Part)
 Present = Sequence[bool] | np.ndarray  # which canaries are there
@@ -110,8 +112,8 @@ class Pipeline:
     def replayed_others(self, present: Present) -> np.ndarray:
         """The first step's sum where the other units live, before noise: full batches, its own randomness."""
         state, units = self._fresh(0), self.units(present)
-        gradient_sum = self._sum(state.model, units, SecureSource(), present)
-        total = gradient_sum(torch.arange(gradient_sum.num_units), 0).gradients["head.weight"]
+        with self._sum(state.model, units, SecureSource(), present) as gradient_sum:
+            total = gradient_sum(torch.arange(gradient_sum.num_units), 0).gradients["head.weight"]
         blocks = total.double().reshape(NUM_CLASSES, -1, SIDE**2)
         return (blocks[:, OTHERS] / self.plan.clip_norm).numpy()
 
@@ -147,20 +149,21 @@ class Pipeline:
         stop: int,
     ) -> None:
         source = SecureSource()
-        steps = fit(
-            state.model,
-            self._sum(state.model, units, source, present),
-            self.plan,
-            optimizer=state.optimizer,
-            learning_rate=lambda step: LEARNING_RATE,
-            average=state.average,
-            source=source,
-            spend=lambda steps: None,
-            start_step=start,
-        )
-        for record in steps:
-            if record.step == stop:
-                break
+        with self._sum(state.model, units, source, present) as gradient_sum:
+            steps = fit(
+                state.model,
+                gradient_sum,
+                self.plan,
+                optimizer=state.optimizer,
+                learning_rate=lambda step: LEARNING_RATE,
+                average=state.average,
+                source=source,
+                spend=lambda steps: None,
+                start_step=start,
+            )
+            for record in steps:
+                if record.step == stop:
+                    break
 
     def _fresh(self, number: int) -> _State:
         """The state before the first step."""
@@ -181,16 +184,36 @@ class Pipeline:
         return fresh
 
     @cached_property
-    def _models(self) -> tuple[WatchedModel, WatchedModel]:
-        """Before an interruption and after it."""
-        first, second = (
+    def _models(self) -> tuple[WatchedModel, ...]:
+        """Before an interruption, after it, and the second rank's."""
+        return tuple(
             WatchedModel(self.num_canaries, num_classes=NUM_CLASSES, dropout="dropout" in self.over)
-            for _ in range(2)
+            for _ in range(3)
         )
-        return first, second
 
-    def _sum(self, model: nn.Module, units: Units, source: RandomSource, present: Present) -> GradientSum:
-        """The clipped sums of the units."""
+    @contextmanager
+    def _sum(
+        self, model: nn.Module, units: Units, source: RandomSource, present: Present
+    ) -> Iterator[GradientSum]:
+        """The clipped sums of the units and the canaries in gradient space, inside the block."""
+        if "ranks" in self.over:
+            sizes = units.offsets.diff().clamp(max=units.max_images)
+            with over_two_ranks(
+                partial(self._own_sum, units), (model, self._models[2]), unit_sizes=sizes, source=source
+            ) as ranked:
+                yield self._with_canaries(ranked, present)
+        else:
+            yield self._with_canaries(self._own_sum(units, model, source), present)
+
+    def _with_canaries(self, found: GradientSum, present: Present) -> GradientSum:
+        if self.canary == "input":
+            return found
+        return WithGradientCanaries(
+            others=found, present=np.flatnonzero(present), label=LABEL, clip_norm=self.plan.clip_norm
+        )
+
+    def _own_sum(self, units: Units, model: nn.Module, source: RandomSource) -> GradientSum:
+        """The clipped sums of the units, by one process."""
         clip_norm = self.plan.clip_norm
         if "head" in self.over:
             rows = units.data.images[:].flatten(1) / (255 * STD)
@@ -198,21 +221,15 @@ class Pipeline:
             closed = head_gradients(model, inputs, units, clip_norm=clip_norm)
             if closed is None:
                 raise AssertionError("the audit's own model has a closed form")
-            found: GradientSum = closed
-        else:
-            found = EngineSum(
-                model=model,
-                units=units,
-                inputs=self._views,
-                clip_norm=clip_norm,
-                source=source,
-                max_rows=2 if "microbatches" in self.over else 4096,
-            )
-        if self.canary == "gradient":
-            return WithGradientCanaries(
-                others=found, present=np.flatnonzero(present), label=LABEL, clip_norm=clip_norm
-            )
-        return found
+            return closed
+        return EngineSum(
+            model=model,
+            units=units,
+            inputs=self._views,
+            clip_norm=clip_norm,
+            source=source,
+            max_rows=2 if "microbatches" in self.over else 4096,
+        )
 
     @cached_property
     def _views(self) -> Views:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sfumato.audit.mechanism_results import MechanismResult
     from sfumato.audit.pipeline import Canary, Part
 
-PARTS = ["views", "patients", "microbatches", "dropout", "head", "ema", "resume"]
+PARTS = ["views", "patients", "microbatches", "dropout", "head", "ema", "resume", "ranks"]
 FULL_SHARE, SAMPLED_SHARE = 0.9, 0.75
 
 
