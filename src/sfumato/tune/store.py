@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from sfumato.tune.settings import TuneSettings
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, TrialState
 
 _IDENTITY = "sfumato"  # the study's own mark: which search it belongs to
 
@@ -206,7 +206,9 @@ def _endless_grid(space: dict[str, list[Value]], seed: int | None) -> optuna.sam
     import optuna
 
     class Grid(optuna.samplers.GridSampler):
-        def after_trial(self, *told: object) -> None:
+        def after_trial(
+            self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+        ) -> None:
             pass
 
     return Grid(space, seed=seed)
