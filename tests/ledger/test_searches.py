@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,3 +162,6 @@ def test_a_rebuilt_ledger_counts_the_search_once_and_a_run_without_it_by_itself(
     orphaned = Ledger.open(tmp_path / "orphaned.sqlite")
     orphaned.import_folder(tmp_path / "0000")
     assert spent(orphaned) == pytest.approx(whole)  # it counts as much as the search that it was part of
+    with sqlite3.connect(tmp_path / "rebuilt.sqlite") as damaged:
+        damaged.execute("DELETE FROM runs WHERE run_id = ?", (search,))
+    assert spent(rebuilt) == pytest.approx(whole)  # so it does if the search's own row is lost

@@ -182,6 +182,7 @@ def test_the_statement_says_how_the_search_was_paid_for() -> None:
         ({"pruner": "median"}, (RATE,), "private-pruning"),
         ({"strategy": "random-stopping", "pruner": "threshold"}, (RATE,), "private-pruning"),
         ({"sampler": "grid"}, (RATE,), "no-grid"),
+        ({"sampler": "grid", "num_trials": 3}, ("training.learning_rate=1,2",), "no-grid"),
         ({"strategy": "public"}, (RATE,), "no-search-data"),
         ({"search_data": "digits"}, (RATE,), "no-search-data"),
         ({"num_trials": 1}, (RATE,), "search-out-of-range"),

@@ -20,12 +20,12 @@ from small_runs import Watcher, small_recipe, small_splits
 DATA = small_splits(train=240, test=30)
 
 
-def settings(strategy: str = "scaled", **changes: object) -> TuneSettings:
+def settings(strategy: str = "scaled", over: str = "log:0.1:2", **changes: object) -> TuneSettings:
     # whole-set steps: their accounting is exact and takes no time
     recipe = small_recipe(
         training__num_steps=6, privacy__epsilon=6.0, privacy__sampling="full", training__batch_size=None
     )
-    ranges = parse_ranges(["training.learning_rate=log:0.1:2"], (), recipe)
+    ranges = parse_ranges([f"training.learning_rate={over}"], (), recipe)
     values = {"num_trials": 3, "holdout": 0.2, **changes}
     return TuneSettings(recipe=recipe, ranges=ranges, strategy=strategy, **values)
 
@@ -160,13 +160,15 @@ def test_an_uncounted_search_says_so_and_every_trial_is_in_the_ledger(tmp_path: 
 
 
 def test_a_search_on_public_images_costs_nothing_and_says_where(tmp_path: Path, ledger: Ledger) -> None:
-    asked = settings("public", num_trials=2, search_data="digits")
+    asked = settings("public", num_trials=2, search_data="digits", sampler="grid", over="0.25,1")
     found = tune(asked, out=tmp_path / "out", data=DATA, ledger=ledger).found
     assert found is not None
     assert spent(ledger) == pytest.approx(found.epsilon)
     _, privacy = read_description(found.run / "release")
     assert privacy["search"]["strategy"] == "public"
     assert "on public images, scored on images of digits" in privacy["statement"]
+    tried = [json.loads(place.read_text()) for place in (tmp_path / "out/state/trials").glob("*.json")]
+    assert len(tried) == 2  # each point of the grid
 
 
 def test_public_images_that_are_private_too_are_refused(tmp_path: Path, ledger: Ledger) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -122,6 +123,14 @@ def _check_sampler(settings: TuneSettings) -> None:
             "no-grid",
             "--sampler grid needs points, and a range has none.",
             fix="Give choices a,b,c or a number of points: log:0.1:10:5.",
+        )
+    points = math.prod(len(one.choices) for one in settings.ranges)
+    if settings.chosen_sampler == "grid" and settings.num_trials > points:
+        raise ConfigError(
+            "no-grid",
+            f"a grid of {points} points has no {settings.num_trials} trials.",
+            why="Trials beyond the grid would spend budget on points that were tried already.",
+            fix=f"Give --trials {points} or fewer, or more points.",
         )
     varied = [one.key for one in settings.ranges if one.key in STEPS]
     sampled = settings.recipe.privacy.sampling != "full"

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from sfumato.tune.settings import TuneSettings
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, TrialState
 
 _IDENTITY = "sfumato"  # the study's own mark: which search it belongs to
 
@@ -201,9 +201,22 @@ def _sampler(settings: TuneSettings, seed: int | None) -> optuna.samplers.BaseSa
         return optuna.samplers.RandomSampler(seed=seed)
     if settings.chosen_sampler == "grid":
         space: dict[str, list[Value]] = {one.key: list(one.choices) for one in settings.ranges}
-        return optuna.samplers.GridSampler(space, seed=seed)
+        return _endless_grid(space, seed)
     startup = max(2, min(10, settings.num_trials // 2))
     return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, multivariate=False)
+
+
+def _endless_grid(space: dict[str, list[Value]], seed: int | None) -> optuna.samplers.BaseSampler:
+    """A grid whose last point does not stop the study: Optuna can stop only loops of its own."""
+    import optuna
+
+    class Grid(optuna.samplers.GridSampler):
+        def after_trial(
+            self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+        ) -> None:
+            pass
+
+    return Grid(space, seed=seed)
 
 
 def _pruner(settings: TuneSettings) -> optuna.pruners.BasePruner:
