@@ -48,10 +48,12 @@ def test_the_table_names_every_script():
         "audit_faults",
         "audit_run_faults",
         "membership",
+        "kill_ranks",
         "kill_training",
         "mutants",
         "planting",
         "planted",
+        "rank_hosts",
     }
     assert {*SCRIPTS, *others} == scripts
     assert all(f"{name}.py" in text for name in scripts)

@@ -45,7 +45,7 @@ def patients_counted_by_image(patch: MonkeyPatch) -> None:
     """A patient with thirty images counts thirty times, and the noise is for one."""
     rewrite(
         patch,
-        "sfumato.training.private_counts:exact_counts",
+        "sfumato.training.private_counts:_column_counts",
         "(_WHOLE // sizes)",
         "torch.full_like(sizes, _WHOLE)",
     )
@@ -57,7 +57,7 @@ def patients_counted_by_image(patch: MonkeyPatch) -> None:
 )
 def shares_in_floating_point(patch: MonkeyPatch) -> None:
     """Thirds are added up in float64: one unit shifts how the sums of the others are rounded."""
-    place = "sfumato.training.private_counts:exact_counts"
+    place = "sfumato.training.private_counts:_column_counts"
     rewrite(patch, place, "len(units.rows), dtype=torch.int64", "len(units.rows), dtype=torch.float64")
     rewrite(patch, place, "num_cells, dtype=torch.int64", "num_cells, dtype=torch.float64")
     rewrite(patch, place, "(_WHOLE // sizes)", "(_WHOLE / sizes.double())")

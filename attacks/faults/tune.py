@@ -132,7 +132,7 @@ def more_trials_than_counted(patch: MonkeyPatch) -> None:
     tests=(f"{SEARCHES}::test_of_two_that_were_begun_at_once_one_goes_on",),
 )
 def begun_at_once_and_paid_for_twice(patch: MonkeyPatch) -> None:
-    patch.setattr("sfumato.ledger.ledger.check_first_step", lambda child, children: None)
+    patch.setattr("sfumato.ledger.ledger.check_first_step", lambda child, known, children: None)
 
 
 @fault("a-copy-scores-again", tests=(f"{WHOLE}::test_the_noise_of_a_score_belongs_to_the_model",))

@@ -150,7 +150,7 @@ def test_a_class_of_a_single_unit_is_refused_or_declared_beforehand(folder):
 
 
 def test_fixed_features_follow_the_settings_and_the_number_of_units_alone(folder, monkeypatch):
-    monkeypatch.setattr(preparing, "fit_extractor", lambda *_, **__: None)
+    monkeypatch.setattr("sfumato.run.first_network.fit_extractor", lambda *_, **__: None)
     monkeypatch.setattr(preparing, "feature_views", lambda *_, **__: None)
     changes = {"model__name": "scatter", "model__options": {}}
     changes |= {"training__num_epochs": None, "features__num_images": 50}
@@ -207,7 +207,7 @@ def sizes_of_the_images(monkeypatch) -> None:
 
 def rows_of_the_longest(monkeypatch) -> None:
     """A performance setting that follows the patient with the most images."""
-    monkeypatch.setattr(preparing, "fitting_rows", lambda _, train, __: int(train.images.shape[0]))
+    monkeypatch.setattr(preparing, "fitting_rows", lambda _, train, *__: int(train.images.shape[0]))
 
 
 def mean_of_the_images(monkeypatch) -> None:

@@ -250,9 +250,10 @@ def test_the_time_of_a_run_on_features_does_not_count_them_in_every_step(patient
     prepared = prepare(recipe_for(**{"privacy.delta": 1e-3, "privacy.unit": unit}), data=splits)
     assert prepared.in_closed_form is not patients
     computed = []
-    prepared.model.extractor.register_forward_hook(lambda *_: computed.append(1))
+    prepared.model.extractor.register_forward_hook(lambda _, inputs, __: computed.append(len(inputs[0])))
     assert estimate(prepared).rows_per_step == 200
-    assert not computed
+    assert sum(computed) < 100  # a few random images, timed once
+    computed.clear()
     prepared.model(torch.rand(1, 3, 32, 32))
     assert computed
 

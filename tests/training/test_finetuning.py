@@ -264,7 +264,7 @@ def test_the_last_layer_alone_is_trained_on_rows_as_the_engine_would(public_run,
     monkeypatch.setenv("SFUMATO_CACHE", str(tmp_path / "cache"))
     recipe = from_weights(public_run, model__weights_are_public=True, model__trained="last", training__seed=4)
     train(recipe, out=tmp_path / "rows", data=small_splits())
-    monkeypatch.setattr("sfumato.run.steps.head_gradients", lambda *_, **__: None)
+    monkeypatch.setattr("sfumato.run.sums.head_gradients", lambda *_, **__: None)
     train(recipe, out=tmp_path / "engine", data=small_splits())
     rows, engine = (
         load_file(tmp_path / name / "release/model.safetensors")["head.weight"] for name in ("rows", "engine")

@@ -148,8 +148,7 @@ class Ledger:
             known = self._known(record.run_id)
             if known is not None and known.leases[-1] != leases[-1]:
                 raise run_closed(record) if known.closed else taken_over(record)
-            if record.parent and known is not None and not known.record.reserved_steps:
-                check_first_step(record, self.children(record.parent))
+            check_first_step(record, known, self.children(record.parent))
             held = (*leases, secrets.token_hex(8)) if record.finished else tuple(leases)
             write_receipt(folder, Receipt(record=record, leases=held))
             self._store(record, held)  # also if the row is gone: a ledger that was replaced is filled again

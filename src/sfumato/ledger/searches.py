@@ -13,6 +13,7 @@ import numpy as np
 
 from sfumato.errors import PrivacyError
 from sfumato.ledger.links import Links
+from sfumato.ledger.receipt import Receipt
 from sfumato.ledger.totals import Record
 
 # SQL: rows that count. A child whose parent is not in this ledger pays for itself.
@@ -54,9 +55,10 @@ def is_used_up(child: Record, children: Sequence[Record]) -> bool:
     return any(other.label == child.label for other in taken) or (counted and len(alike) >= allowed)
 
 
-def check_first_step(child: Record, children: Sequence[Record]) -> None:
-    """Refuse the first step of a run whose part another one has taken since both were begun."""
-    if is_used_up(child, children):
+def check_first_step(child: Record, known: Receipt | None, children: Sequence[Record]) -> None:
+    """Refuse the first step of a child whose part another one has taken since both were begun."""
+    is_first = known is not None and not known.record.reserved_steps
+    if child.parent and is_first and is_used_up(child, children):
         raise _not_paid(child, "another run of it has taken that part meanwhile")
 
 

@@ -89,7 +89,11 @@ def exact_counts(cells: Tensor, num_cells: int, units: Units) -> Tensor:
     whole numbers, rounded down, and float64 holds the result exactly for up to 2²³ units in a cell.
     """
     if cells.ndim == 2:
-        return torch.cat([exact_counts(column, num_cells, units) for column in cells.T])
+        return torch.cat([_column_counts(column, num_cells, units) for column in cells.T])
+    return _column_counts(cells, num_cells, units)
+
+
+def _column_counts(cells: Tensor, num_cells: int, units: Units) -> Tensor:
     sizes = units.offsets.diff()
     share = torch.empty(len(units.rows), dtype=torch.int64)
     share[units.rows] = (_WHOLE // sizes).repeat_interleave(sizes)
