@@ -50,8 +50,8 @@ def views_by_place(patch: MonkeyPatch) -> None:
     rewrite(
         patch,
         "sfumato.training.inputs:Views.microbatches",
-        "owners = unit_ids.repeat_interleave(sizes).numpy()",
-        "owners = torch.arange(len(group)).repeat_interleave(sizes).numpy()",
+        "owners = group.unit_ids.repeat_interleave",
+        "owners = torch.arange(len(group.unit_ids)).repeat_interleave",
     )
 
 
