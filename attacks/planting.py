@@ -142,7 +142,9 @@ def _compiled(source: str, function: FunctionType, place: str) -> CodeType:
     unused = ast.parse("if False:\n    ({},)".format(", ".join(free))).body if free else []
     definition.body = [*definition.body, *unused]
     outer = ast.parse(f"def outer({', '.join(free)}): pass")
-    outer.body[0].body = [definition]
+    # "global" lets a function that calls itself find itself in its module, as before.
+    named = [] if function.__name__ in free else [ast.Global(names=[function.__name__])]
+    outer.body[0].body = [*named, definition]
     ast.increment_lineno(definition, function.__code__.co_firstlineno - 1 - indented)
     compiled = compile(ast.fix_missing_locations(outer), inspect.getfile(function), "exec")
     (around,) = (part for part in compiled.co_consts if isinstance(part, CodeType))

@@ -47,6 +47,10 @@ def cached(x: int) -> int:
     return x + 1
 
 
+def recursive(x: int) -> int:
+    return recursive(x - 1) + 1 if x else 0
+
+
 @contextmanager
 def managed(x: int) -> Iterator[int]:
     yield x + 1
@@ -106,6 +110,7 @@ def test_a_planted_fault_is_active_and_then_gone(planting):
         ("inner", "x + amount", "x - amount", lambda: inner(1, more=0), 11, -9),
         ("inner", "amount + more", "more", lambda: inner(1), 111, 101),  # one variable of the closure less
         ("cached", "+ 1", "+ 2", lambda: cached.__wrapped__(1), 2, 3),
+        ("recursive", "+ 1", "+ 2", lambda: recursive(3), 3, 6),  # it finds itself in its module
         ("managed", "x + 1", "x + 2", lambda: managed(1).__enter__(), 2, 3),
         ("Child.total", "len(text)", "2 * len(text)", lambda: Child().total(), 15, 29),
         ("Child.still", "+ 1", "+ 2", lambda: Child.still(1), 2, 3),

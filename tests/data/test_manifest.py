@@ -134,3 +134,9 @@ def test_numbers_of_ones_own_may_not_split_a_person(folder):
     for names in (("anna", "Anna", "carl"), ("anna", "anna", "carl")):
         with pytest.raises(DataError, match="patient-named-twice"):
             DataSplits(train, patient_names=names)
+
+
+def test_a_manifest_given_as_the_data_is_told_to_give_its_folder(tmp_path):
+    (tmp_path / "labels.csv").write_text("path,label\n")
+    with pytest.raises(DataError, match="the folder that it is in"):
+        load_data(tmp_path / "labels.csv")

@@ -61,6 +61,12 @@ def test_patients_in_two_places_are_found():
     assert "images-of-two-patients" not in codes(examine_data(overlapping, unit="patient"))
 
 
+def test_missing_test_images_are_said_before_anything_is_spent():
+    assert "no-test-images" not in codes(examine_data(small_splits()))
+    assert "no-test-images" in codes(examine_data(replace(small_splits(), test=None)), "note")
+    assert "no-test-images" not in codes(examine_data(replace(small_splits(val=9), test=None), holdout=0.1))
+
+
 def test_private_validation_images_are_found():
     splits = small_splits(val=9)
     assert "private-validation-set" in codes(examine_data(splits))

@@ -156,7 +156,9 @@ def existing_folder(spec: str | Path) -> Path:
         "missing-folder",
         f"{spec} is {'not a folder' if folder.exists() else 'missing'}.",
         why="DATA is a folder with train/<class>/*.png or manifest.csv, or a known name.",
-        fix="Check the path; for an archive run: sfumato data import FILE",
+        fix="A manifest is named manifest.csv, and DATA is the folder that it is in."
+        if folder.suffix.lower() == ".csv"
+        else "Check the path; for an archive run: sfumato data import FILE",
     )
 
 

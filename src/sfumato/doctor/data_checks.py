@@ -31,6 +31,7 @@ def examine_data(
         *_duplicates(splits, unit),
         *_people(splits, unit),
         *_validation(splits, holdout),
+        *_test(splits),
         *examine_plausibility(splits, unit),
     ]
 
@@ -189,6 +190,20 @@ def _validation(splits: DataSplits, holdout: float) -> list[Finding]:
             code="private-validation-set",
             what=f"the {len(splits.val)} validation images are {carved}.",
             cure="Do not choose settings by their scores, or count the search; keep the scores local.",
+        )
+    ]
+
+
+def _test(splits: DataSplits) -> list[Finding]:
+    """Said before ε is spent: afterwards nothing could be put aside any more."""
+    if splits.test is not None or splits.val is not None:
+        return []
+    return [
+        Finding(
+            severity="note",
+            code="no-test-images",
+            what="there are no test images: how well the model does will not be measured.",
+            cure="Put some aside in test/<class>/, or set data.holdout=0.2.",
         )
     ]
 
