@@ -24,7 +24,8 @@ WAYS = (
 )
 EXPORTS = (
     *("kernels_version", "kernels_lanes", "channel_sums", "group_norm_backward"),
-    *("filter_moments", "unit_filters", "head_sums"),
+    *("filter_moments", "unit_filters", "head_sums", "kernels_pairs", "weighted_sum", "low_weighted_sum"),
+    *("low_group_norm_backward", "low_filters", "low_filter_sum"),
 )
 LENET = "sfumato.audit._lenet"
 LENET_EXPORTS = ("lenet_version", "lenet_lanes", "lenet_forward", "lenet_backward")

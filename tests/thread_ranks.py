@@ -7,9 +7,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch import Tensor
 
-from sfumato.gradients import ClippedSum
+from sfumato.audit.two_ranks import InTurn
 from sfumato.training.gradient_sums import GradientSum
 from sfumato.training.ranked_sum import RankedSum
 from sfumato.training.ranks import Ranks
@@ -17,15 +16,9 @@ from sfumato.training.ranks import Ranks
 _TURN = threading.Lock()
 
 
-class InTurn:
-    """A sum that waits for its turn: one process computes one at a time, as every rank's process does."""
-
-    def __init__(self, own: GradientSum) -> None:
-        self.own, self.num_units = own, getattr(own, "num_units", 0)
-
-    def __call__(self, indices: Tensor, step: int) -> ClippedSum:
-        with _TURN:
-            return self.own(indices, step)
+def in_turn(own: GradientSum) -> InTurn:
+    """The sum, waiting for its turn among all ranks of the tests."""
+    return InTurn(own, _TURN)
 
 
 def together(size: int, work: Callable[[Ranks], object], *, seconds: float = 60.0) -> list[object]:

@@ -38,6 +38,28 @@ def mixed_by_place(patch: MonkeyPatch) -> None:
     )
 
 
+@fault("distorted-by-place", tests=("training/test_inputs.py",))
+def distorted_by_place(patch: MonkeyPatch) -> None:
+    """Distortions are drawn by the place in the microbatch: who else is there decides on a unit's rows."""
+    rewrite(
+        patch,
+        "sfumato.training.inputs:Views._drawn",
+        "randomness.words(owners, ",
+        "randomness.words(np.arange(len(owners)) if stream == DISTORTION else owners, ",
+    )
+
+
+@fault("contrast-around-the-batch", tests=("data/test_distortion.py",))
+def contrast_around_the_batch(patch: MonkeyPatch) -> None:
+    """Contrast is changed around the mean grey of all images in memory, so that each enters the others."""
+    rewrite(
+        patch,
+        "sfumato.data.distortion:distort",
+        "images = 0.5 + (images - 0.5) *",
+        "images = images.mean() + (images - images.mean()) *",
+    )
+
+
 @fault("filter-before-noise", tests=(DISK,))
 def filter_before_noise(patch: MonkeyPatch) -> None:
     """The filter takes the sum as it was before the noise."""

@@ -180,3 +180,11 @@ def a_search_begins_unpaid(patch: MonkeyPatch) -> None:
         "if not record.finished and not record.parent:",
         "if False:",
     )
+
+
+@fault(
+    "losers-may-go-out",
+    tests=(f"{WHOLE}::test_random_stopping_lets_out_the_best_trial_and_nothing_of_the_others",),
+)
+def losers_may_go_out(patch: MonkeyPatch) -> None:
+    patch.setattr("sfumato.tune.outcome._remove_losers", lambda trials, best: None)

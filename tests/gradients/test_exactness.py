@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from comparison import UNEVEN, assert_exact, classifier
+from comparison import UNEVEN, Forced, assert_exact, classifier
 from torch import nn
 
-from oracles import distance, reference
+from oracles import distance, norm_of, reference
 from sfumato.gradients import clipped_sum, kernels
 from sfumato.layers import FrozenBatchNorm, Scale, WSConv2d
 
@@ -212,3 +212,61 @@ def test_a_reference_that_sums_instead_of_averages_a_units_rows_is_told_apart():
     }
     assert distance(total.gradients, right.clipped_sum(100.0)) < 1e-5
     assert distance(total.gradients, {name: value.sum(0) for name, value in sums.items()}) > 1e-2
+
+
+def test_grouped_convolutions_in_channels_last_are_exact_in_float64():
+    """Where a row alone has the strides of a slice; with others the library's gradient is another one."""
+    torch.manual_seed(5)
+    layers = nn.Conv2d(2, 4, 1), nn.Tanh(), nn.Conv2d(4, 6, 3, groups=2, bias=False)
+    inputs = torch.randn(8, 2, 9, 9, dtype=torch.float64).to(memory_format=torch.channels_last)
+    model = classifier(*layers, inputs=inputs).to(memory_format=torch.channels_last)
+    assert "library" in assert_exact(model, inputs)
+    assert_exact(model, inputs, unit_index=UNEVEN)
+
+
+def test_an_input_that_was_padded_unevenly_is_not_padded_again():
+    """Behind another layer autograd keeps the padded input, which the rule takes instead of the input."""
+    torch.manual_seed(4)
+    inputs = torch.randn(5, 3, 8, 8)
+    layers = (nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(2, 16), WSConv2d(16, 16, 3, stride=2), nn.Tanh())
+    assert_exact(classifier(*layers, inputs=inputs).to(memory_format=torch.channels_last), inputs)
+
+
+def moved_by_small_inputs(scale: float) -> float:
+    """How far one unit moves the sum, in clip norms, by Gram norms of standardised filters with a bias."""
+    torch.manual_seed(0)
+    layer = WSConv2d(64, 16, 3)
+    nn.init.normal_(layer.bias, std=3)
+    layer.bias.requires_grad_(False)
+    layer.gain.requires_grad_(False)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 3).requires_grad_(False))
+    choices = Forced(wanted="gram")
+    total = clipped_sum(
+        model,
+        scale * torch.randn(1, 64, 2, 2),
+        torch.full((1, 3), 1e12),
+        clip_norm=1.0,
+        loss=nn.functional.mse_loss,
+        choices=choices,
+    )
+    assert "gram" in choices.offered
+    return norm_of(total.gradients)
+
+
+def test_inputs_far_below_the_bias_of_standardised_filters_keep_to_the_bound(monkeypatch):
+    """<G, u> is read off the output, in which such inputs are lost to rounding."""
+    for scale in (1.0, 1e-2, 1e-4, 1e-6, 1e-8):
+        assert moved_by_small_inputs(scale) <= 1
+    monkeypatch.setattr("sfumato.gradients.weight_standardisation.LOST_TO_BIAS", 0)
+    assert moved_by_small_inputs(1e-8) > 1.5  # control: it can go wrong
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_a_gain_of_zero_says_nothing_of_its_filter_and_drops_no_unit(bias):
+    torch.manual_seed(0)
+    layer = WSConv2d(16, 8, 3)
+    with torch.no_grad():
+        layer.gain[0] = 0
+        layer.bias.fill_(bias)
+    inputs = torch.randn(4, 16, 2, 2)
+    assert "gram" not in assert_exact(classifier(layer, inputs=inputs), inputs)

@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from sfumato.gradients.kernels import library
-from sfumato.gradients.kernels.library import Convolution, Doubles, Floats, Integers, array
+from sfumato.gradients.kernels.library import (
+    Convolution,
+    Doubles,
+    Floats,
+    Halves,
+    Integers,
+    Kernels,
+    array,
+    multiplies_pairs,
+)
 
 PATHS = library.available()
 pytestmark = pytest.mark.skipif(not PATHS, reason="built without a C compiler")
@@ -43,6 +52,22 @@ def arguments(name: str) -> tuple[list, list[torch.Tensor]]:
         results = [out(2, 9, 6), out(2, 6), out(2, 6)]
         inputs = [zeros(2, 9, 6), zeros(2, 9, 6), zeros(2, 3), zeros(2, 3), zeros(6)]
         return [*inputs, 2, 9, 6, 3, *results], results
+    half = torch.bfloat16
+    if name == "low_group_norm_backward":
+        results = [out(2, 9, 6, dtype=half), out(2, 6), out(2, 6)]
+        inputs = [zeros(2, 9, 6, dtype=half), zeros(2, 9, 6, dtype=half), zeros(2, 3), zeros(2, 3), zeros(6)]
+        return [*inputs, 2, 9, 6, 3, *results], results
+    if name in ("weighted_sum", "low_weighted_sum"):
+        results = [out(7, dtype=torch.float64)]
+        rows = torch.ones(3, 7, dtype=half if name.startswith("low") else torch.float32)
+        return [rows, torch.ones(3), 3, 7, *results], results
+    if name in ("low_filters", "low_filter_sum"):
+        images = [torch.ones(2, 4, 4, 3, dtype=half), torch.ones(2, 4, 4, 16, dtype=half)]
+        if name == "low_filter_sum":
+            results = [out(3, 3, 3, 16, dtype=torch.float64)]
+            return [Convolution(**SHAPE), *images, torch.ones(2), *results], results
+        results = [out(2, 3, 3, 3, 16, dtype=half), out(3, 2, 3, dtype=torch.float64), out(2, 3)]
+        return [Convolution(**SHAPE), *images, zeros(3, 3, 3, 16), *results], results
     if name == "filter_moments":
         results = [out(3, 2, 4, dtype=torch.float64)]
         return [zeros(2, 2, 4, 7), zeros(2, 4, 7), 2, 56, 2, 4, 7, *results], results
@@ -72,19 +97,26 @@ def refused(name: str, path: str, place: int, value: object) -> int:
     return found
 
 
+def has(kernels: Kernels, name: str) -> bool:
+    """Whether a path has a function."""
+    if name in ("low_filters", "low_filter_sum"):
+        return multiplies_pairs(kernels)
+    return bool(kernels.lanes) or name not in ("unit_filters", "head_sums")
+
+
 def cases(wanted: type[ctypes.Structure] | tuple[type, ...]) -> list[tuple[str, str, int]]:
     """(function, path, place) of every argument of a type, on every path that has the function."""
     return [
         (name, path, place)
         for name, signature in library.SIGNATURES.items()
         for path, kernels in PATHS.items()
-        if kernels.lanes or name not in ("unit_filters", "head_sums")
+        if has(kernels, name)
         for place, kind in enumerate(signature)
         if issubclass(kind, wanted)
     ]
 
 
-ARRAYS = cases((Floats, Doubles, Integers))
+ARRAYS = cases((Floats, Halves, Doubles, Integers))
 SIZES = cases(ctypes.c_int64)
 
 
@@ -124,6 +156,25 @@ def test_every_size_of_a_convolution_is_checked(path, field):
     narrow = refused("unit_filters", path, 0, Convolution(**SHAPE | {"channels": 1}))
     assert narrow == UNSUPPORTED
     assert refused("unit_filters", path, 0, None) == NO_POINTER
+
+
+@pytest.mark.parametrize("path", [path for path, kernels in PATHS.items() if multiplies_pairs(kernels)])
+@pytest.mark.parametrize("field", SIZES_OF_A_CONVOLUTION)
+@pytest.mark.parametrize("name", ["low_filters", "low_filter_sum"])
+def test_every_size_of_a_convolution_in_bfloat16_is_checked(name, path, field):
+    wrong_ones = (-1, HUGE, 2**31) if field in ("units", "top", "left") else (-1, 0, HUGE, 2**31)
+    for wrong in wrong_ones:
+        assert refused(name, path, 0, Convolution(**SHAPE | {field: wrong})) == WRONG_SIZE
+    assert refused(name, path, 0, None) == NO_POINTER
+
+
+@pytest.mark.parametrize("path", [path for path, kernels in PATHS.items() if multiplies_pairs(kernels)])
+def test_a_unit_too_long_for_one_stretch_is_not_summed_in_another_order(path):
+    shape = Convolution(**SHAPE | {"units": 1, "height": 40, "width": 40, "filters": 1, "channels": 1})
+    half, total = torch.bfloat16, out(1, 3, 3, 1, dtype=torch.float64)
+    passed = [shape, zeros(1600, dtype=half), zeros(16, dtype=half), zeros(1), total]
+    assert status("low_filter_sum", passed, path) == UNSUPPORTED
+    assert bool((total == UNTOUCHED).all())
 
 
 @pytest.mark.parametrize("path", [path for path, kernels in PATHS.items() if kernels.lanes])

@@ -149,3 +149,23 @@ def test_a_loss_that_looks_at_values_is_no_such_loss() -> None:
     expected = reference(model, inputs, targets, loss=robust)
     total = clipped_sum(model, inputs, targets, clip_norm=1.0, loss=robust)
     assert distance(total.gradients, expected.clipped_sum(1.0)) < 4e-5
+
+
+class RemembersLarge(nn.Module):
+    """Its state moves only at outputs that ordinary rows do not give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 100.0
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        self.largest = max(self.largest, float(outputs.detach().abs().max()))
+        return nn.functional.cross_entropy(outputs, targets, reduction=reduction) * self.largest
+
+
+def test_a_loss_that_remembers_only_what_is_rare_is_refused_at_ordinary_rows() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(PrivacyError, match="stateful-loss"):
+        clipped_sum(
+            nn.Linear(4, 3), torch.randn(6, 4), torch.arange(6) % 3, clip_norm=1.0, loss=RemembersLarge()
+        )

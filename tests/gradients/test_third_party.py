@@ -53,6 +53,15 @@ class BothOutputs(nn.Module):
         return self.head(h * last + last)
 
 
+class BothOutputsRepeated(BothOutputs):
+    """The same by a function that no rule knows: the encoder's forward pass is repeated for each unit."""
+
+    class Encoder(BothOutputs.Encoder):
+        def forward(self, x):
+            h = torch.tanh(torch.maximum(self.inner(x), self.table))
+            return h, torch.maximum(torch.sin(h), self.table)
+
+
 class OnParentAndChild(nn.Module):
     """A parameter that a module and one inside it both hold."""
 
@@ -125,6 +134,7 @@ class ByHeart(nn.Module):
 EXACT = {
     "two names": TwoNames,
     "both outputs": BothOutputs,
+    "both outputs, repeated": BothOutputsRepeated,
     "parent and child": OnParentAndChild,
     "parent and linear": OnParentAndLinear,
     "spectral norm in eval mode": eval_spectral,
@@ -148,6 +158,15 @@ def test_other_peoples_models_equal_autograd_call_after_call(name, dtype):
         assert_exact(model, inputs)
         assert_exact(model, inputs, unit_index=UNEVEN)
     assert {key: (id(value), value.requires_grad) for key, value in model.named_parameters()} == before
+
+
+def test_a_module_of_two_outputs_still_goes_to_the_fallback():
+    torch.manual_seed(3)
+    for model, watched in ((BothOutputs(), True), (BothOutputsRepeated(), False)):
+        choices = Choices()
+        clipped_sum(model, torch.randn(6, 4), torch.arange(6) % 3, clip_norm=0.1, choices=choices)
+        by_path = {claim.path: claim for claim in choices.claims[model].claims}
+        assert by_path["encoder"].watched is watched
 
 
 def test_inputs_that_require_gradients_give_the_same_sum():

@@ -110,6 +110,23 @@ WATCHED = {
 }
 
 
+class ScaledFilters(nn.Conv2d):
+    """timm's ScaledStdConv2d, word for word but for ``eps``, which is large enough to be seen."""
+
+    def __init__(self, inputs, outputs, *, kernel=3, with_gain=True, eps=0.05, **options):
+        super().__init__(inputs, outputs, kernel, **options)
+        self.scale, self.eps = 1.7 * self.weight[0].numel() ** -0.5, eps
+        self.gain = nn.Parameter(1 + torch.rand(outputs, 1, 1, 1)) if with_gain else None
+
+    def forward(self, x):
+        weight = F.batch_norm(
+            self.weight.reshape(1, self.out_channels, -1), None, None,
+            weight=None if self.gain is None else (self.gain * self.scale).view(-1),
+            training=True, momentum=0.0, eps=self.eps,
+        ).reshape_as(self.weight)  # fmt: skip
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
 class Mixed(Body):
     """A function that has neither a rule nor copies for the rows."""
 
@@ -211,3 +228,133 @@ def test_depthwise_convolutions_are_exact_by_every_strategy(kernel, stride, dila
     assert {"shifted", "folded"} <= assert_exact(model, inputs)
     assert_exact(model, inputs, unit_index=UNEVEN)
     assert_exact(model, inputs.to(memory_format=torch.channels_last))
+
+
+@pytest.mark.parametrize("padding", [0, 3, 5, "same"])
+def test_depthwise_taps_that_meet_the_border_alone_get_nothing(padding):
+    torch.manual_seed(1)
+    layer = nn.Conv2d(6, 6, (3, 7), padding=padding, groups=6, bias=False)
+    size = 7 if padding == 0 else 2
+    inputs = torch.randn(8, 2, size, size, dtype=torch.float64)
+    model = nn.Sequential(nn.Conv2d(2, 6, 1), layer, nn.Flatten(), nn.LazyLinear(3)).double()
+    model(inputs)
+    assert "shifted" in assert_exact(model, inputs)
+    assert_exact(model, inputs, unit_index=UNEVEN)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2, "padding": 1, "dilation": 2},
+        {"groups": 2, "bias": False},
+        {"kernel": 1, "with_gain": False},
+        {"kernel": (3, 1), "padding": (1, 0), "eps": 1e-6},
+    ],
+    ids=str,
+)
+def test_filters_standardised_by_their_variance_are_exact_by_every_strategy(options, last):
+    torch.manual_seed(5)
+    filters = ScaledFilters(4, 6, **options)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 1), nn.Tanh(), filters, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 3)
+    )
+    inputs = torch.randn(8, 2, 9, 9)
+    if last:
+        model, inputs = (value.to(memory_format=torch.channels_last) for value in (model, inputs))
+    offered = assert_exact(model, inputs)
+    assert offered >= {"columns", "library"}
+    assert_exact(model, inputs, unit_index=UNEVEN)
+    assert_exact(model.double(), inputs.double())
+    choices = Choices()
+    clipped_sum(model, inputs.double(), torch.arange(8) % 3, clip_norm=0.1, choices=choices)
+    assert all(claim.watched for claim in choices.claims[model].claims if claim.rule is fallback_rule)
+    for frozen in ("weight", "gain"):
+        if getattr(filters, frozen) is not None:
+            getattr(filters, frozen).requires_grad_(False)
+            assert_exact(model, inputs.double())
+            getattr(filters, frozen).requires_grad_(True)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_norms_of_standardised_filters_are_exact_without_their_gradients(bias):
+    torch.manual_seed(8)
+    filters = ScaledFilters(4, 6, padding=1, bias=bias)
+    model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.Tanh(), filters, nn.Flatten(), nn.Linear(24, 3))
+    inputs = torch.randn(8, 2, 2, 2, dtype=torch.float64)
+    assert "gram" in assert_exact(model.double(), inputs)
+    assert "gram" in assert_exact(model.double(), inputs, unit_index=UNEVEN)
+
+
+class OtherGain(ScaledFilters):
+    """Not quite so: the gain is squared, filters are doubled before or tripled after, or taken in pairs."""
+
+    def __init__(self, kind):
+        super().__init__(4, 6, padding=1)
+        self.kind = kind
+
+    def forward(self, x):
+        weight, gain = self.weight, self.gain * self.scale
+        if self.kind == "gain":
+            gain = gain * self.gain
+        weight = weight * 2 if self.kind == "weight" else weight
+        rows = weight.reshape(1, 6, -1) if self.kind != "groups" else weight.reshape(1, 3, -1)
+        gain = gain.view(-1) if self.kind != "groups" else gain.view(-1)[:3]
+        weight = F.batch_norm(rows, None, None, gain, training=True, eps=self.eps)
+        if self.kind == "after":
+            weight = weight * 3
+        return F.conv2d(x, weight.reshape_as(self.weight), self.bias, padding=1)
+
+
+@pytest.mark.parametrize("kind", ["", "gain", "weight", "groups", "after"])
+def test_filters_that_are_standardised_in_other_ways_are_exact_too(kind):
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Conv2d(2, 4, 1), OtherGain(kind), nn.Tanh(), nn.Flatten(), nn.Linear(54, 3))
+    assert_exact(model.double(), torch.randn(8, 2, 3, 3, dtype=torch.float64))
+
+
+def test_one_gain_for_two_layers_and_one_layer_used_twice():
+    torch.manual_seed(7)
+    first, second = ScaledFilters(4, 4, padding=1), ScaledFilters(4, 4, padding=1)
+    second.gain = first.gain
+    model = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), first, nn.Flatten(), nn.Linear(36, 3))
+    assert_exact(model.double(), torch.randn(8, 4, 3, 3, dtype=torch.float64))
+
+
+class ChangedFilters(Body):
+    """Standardised filters that are tripled in place before they are used."""
+
+    def __init__(self):
+        super().__init__(weight=torch.randn(8, WIDTH, 3, 3), gain=torch.rand(8) + 0.5)
+        self.head = nn.Linear(8 * 16, 3)
+
+    def middle(self, x):
+        filters = F.batch_norm(self.weight.reshape(1, 8, -1), None, None, self.gain, training=True, eps=1e-3)
+        filters.mul_(3)
+        return F.conv2d(x, filters.reshape_as(self.weight), padding=1)
+
+
+class ChangedGain(ChangedFilters):
+    """The gain is a multiple of a parameter that is changed in place."""
+
+    def middle(self, x):
+        gain = self.gain * 0.5
+        gain.mul_(3)
+        filters = F.batch_norm(self.weight.reshape(1, 8, -1), None, None, gain, training=True, eps=1e-3)
+        return F.conv2d(x, filters.reshape_as(self.weight), padding=1)
+
+
+class OtherSpelling(ChangedFilters):
+    """The same functions with more arguments, and with their names."""
+
+    def middle(self, x):
+        rows = torch.reshape(input=self.weight, shape=(1, 8, -1))
+        filters = torch.batch_norm(rows, self.gain, None, None, None, True, 0.0, 1e-3, False)
+        return F.conv2d(x, filters.reshape_as(self.weight), padding=1)
+
+
+@pytest.mark.parametrize("body", [ChangedFilters, ChangedGain, OtherSpelling])
+def test_derived_values_that_are_changed_in_place_are_what_they_are_then(body):
+    torch.manual_seed(0)
+    assert_exact(body(), torch.randn(8, 2, 4, 4), unit_index=UNEVEN)

@@ -58,6 +58,8 @@ def test_the_choice_follows_weights_time_and_number_of_units() -> None:
     assert chosen(minutes=5) == "fast/lite0"
     assert chosen(weights=frozenset()) == "fast/combined"
     assert chosen(weights=frozenset(), minutes=1.5) == "fast/patches"
+    assert chosen(num_units=50_000, unit="image", weights=frozenset()) == "fast/wide"
+    assert chosen(num_units=50_000, unit="image", weights=frozenset(), minutes=6.5) == "fast/combined"
     assert chosen(num_units=50_000, unit="image") == "fast/pretrained"
     assert chosen(num_units=50_000, unit="image", minutes=15) == "fast/lite0"
     assert chosen(minutes=0.01) == "fast/patches"  # none fits: the quickest

@@ -66,6 +66,34 @@ def test_a_run_learns_releases_one_whole_model_and_counts_the_mean(tmp_path):
     assert loaded.model.centre.abs().sum() > 0
 
 
+def test_a_run_on_wide_banks_releases_one_whole_model_with_its_row_norm(tmp_path):
+    splits = DataSplits(train=bright_and_dark(300, seed=1), val=None, test=bright_and_dark(100, seed=2))
+    options = {"num_patches": 12, "coarse_patches": 6, "num_directions": 40}
+    changes = {"model.options": options, "privacy.epsilon": 8.0, "training.seed": 0, "privacy.delta": 1e-3}
+    recipe = with_settings(load_recipe("fast/wide"), {**changes, "features.num_images": 80})
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        result = train(recipe, out=tmp_path / "run", data=splits, ledger=ledger)
+    loaded = sfumato.load(tmp_path / "run")
+    assert len(loaded.model.extractor.parts) == 3
+    rows = loaded.model.features(splits.test.images[:5].float() / 255)
+    assert torch.allclose(rows.norm(dim=1), torch.full((5,), 3.0), atol=1e-4)
+    predicted = loaded.logits(splits.test.images).argmax(1)
+    assert (predicted == splits.test.labels).double().mean().item() == pytest.approx(result.scores.accuracy)
+    assert result.scores.accuracy > 0.8
+
+
+def test_the_rate_grows_with_the_power_that_the_recipe_gives():
+    def rate(epsilon, **changes):
+        recipe = with_settings(load_recipe("fast/wide"), {"privacy.epsilon": epsilon, **changes})
+        return with_budget_settings(recipe, num_units=50_000, delta=1e-5).training.learning_rate
+
+    growth = gaussian_mu(8.0, 1e-5) / gaussian_mu(1.0, 1e-5)  # below the ratio where it ends, 6.3
+    assert rate(1.0) == pytest.approx(7.35, rel=0.01)
+    assert rate(8.0) / rate(1.0) == pytest.approx(min(growth, 6.3) ** 0.45, rel=0.01)
+    flat = {"features.rate_power": 0.0}
+    assert rate(8.0, **flat) == pytest.approx(rate(1.0, **flat), rel=0.01)
+
+
 def test_the_wait_for_features_is_shown_once_and_not_when_they_are_cached(tmp_path):
     splits = DataSplits(train=bright_and_dark(300, seed=1), val=None, test=bright_and_dark(100, seed=2))
     first, second = Watcher(), Watcher()
@@ -353,6 +381,17 @@ def test_patients_are_no_images_even_if_one_image_of_each_counts():
     )
     assert not Units.patients(data, max_images=1).are_images
     assert Units.images(data).are_images
+
+
+def test_an_estimate_says_that_features_are_still_to_be_fitted_and_not_once_they_are():
+    splits = DataSplits(train=bright_and_dark(60, seed=1), test=bright_and_dark(20, seed=2))
+    before, after = Watcher(), Watcher()
+    prepare(recipe_for(), data=splits, rows=False, observer=before)
+    prepare(recipe_for(), data=splits)  # fits and keeps them
+    prepare(recipe_for(), data=splits, rows=False, observer=after)
+    said = [text for text in before.notes if "draws 80 images for them first, about 1 min" in text]
+    assert len(said) == 1
+    assert after.notes == []  # control
 
 
 @pytest.mark.parametrize("patients", [False, True])

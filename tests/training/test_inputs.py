@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from sfumato.data.distortion import Distortion
 from sfumato.errors import DataError
 from sfumato.randomness import SeededSource, UnitRandomness
 from sfumato.training.inputs import Units, Views
 from small_runs import small_set
 
 VIEWS = Views(mean=(0.5,), std=(0.25,), count=3, padding=1, flip=True)
+DISTORTED = replace(VIEWS, distortion=Distortion(zoom=0.2, rotation=9.0, contrast=0.3, grain=0.1))
 CPU = torch.device("cpu")
 
 
@@ -66,10 +70,13 @@ def test_rows_carry_their_own_labels_and_pixels():
     assert torch.allclose(inputs, data.images[[5, 2, 7]].float() / 255)
 
 
-def test_views_of_one_unit_do_not_depend_on_other_units_images():
+@pytest.mark.parametrize("views", [VIEWS, DISTORTED])
+def test_views_of_one_unit_do_not_depend_on_other_units_images(views):
     first, second = small_set(12, seed=0), small_set(12, seed=9)
     second.images[3] = first.images[3]
-    parts = [batches_of(Units.images(data), torch.tensor([2, 3, 4]))[0] for data in (first, second)]
+    parts = [
+        batches_of(Units.images(data), torch.tensor([2, 3, 4]), views=views)[0] for data in (first, second)
+    ]
     mine = parts[0].unit_index == 1
     assert torch.equal(parts[0].inputs[mine], parts[1].inputs[mine])
     assert not torch.equal(parts[0].inputs[~mine], parts[1].inputs[~mine])
@@ -79,12 +86,13 @@ def test_an_empty_batch_gives_no_microbatch():
     assert batches_of(Units.images(small_set(4, seed=0)), torch.zeros(0, dtype=torch.int64)) == []
 
 
+@pytest.mark.parametrize("views", [VIEWS, DISTORTED])
 @pytest.mark.parametrize("max_rows", [3, 24, 1000])
-def test_views_of_one_unit_do_not_depend_on_its_place_or_on_who_else_is_there(max_rows):
+def test_views_of_one_unit_do_not_depend_on_its_place_or_on_who_else_is_there(max_rows, views):
     units = Units.patients(small_set(60, seed=0, patients=9), max_images=3)
 
     def rows_of(unit, indices):
-        for part in batches_of(units, indices, max_rows=max_rows):
+        for part in batches_of(units, indices, max_rows=max_rows, views=views):
             place = (part.unit_ids == unit).nonzero()
             if len(place):
                 return part.inputs[part.unit_index == int(place)]
@@ -92,5 +100,11 @@ def test_views_of_one_unit_do_not_depend_on_its_place_or_on_who_else_is_there(ma
 
     alone, among = rows_of(5, torch.tensor([5])), rows_of(5, torch.tensor([8, 1, 5, 0]))
     assert torch.equal(alone, among)
-    other = batches_of(units, torch.tensor([5]), seed=1)[0].inputs
+    other = batches_of(units, torch.tensor([5]), seed=1, views=views)[0].inputs
     assert not torch.equal(alone, other)  # control: another step draws other views
+
+
+def test_each_view_of_an_image_is_distorted_on_its_own():
+    still = Views(mean=(0.5,), std=(0.25,), count=3, distortion=Distortion(brightness=0.3))
+    rows = batches_of(Units.images(small_set(4, seed=0)), torch.tensor([1]), views=still)[0].inputs
+    assert len({round(row.mean().item(), 4) for row in rows}) == 3

@@ -30,7 +30,7 @@ from sfumato.training.loop import fit
 from sfumato.training.ranked_sum import RankedSum, StepKeys
 from sfumato.training.ranks import Ranks, cut_evenly, stretch
 from small_runs import SmallNet, small_set
-from thread_ranks import InTurn, led, together
+from thread_ranks import in_turn, led, together
 
 VIEWS = Views(mean=(0.5,), std=(0.25,), count=2, padding=2, flip=True)
 PATIENTS = Units.patients(small_set(60, seed=1, patients=23), max_images=2)
@@ -47,7 +47,7 @@ def ranked(ranks, model, *, units=PATIENTS, inputs=VIEWS, source=None, clip_norm
     own = EngineSum(model=model, units=units, inputs=inputs, clip_norm=clip_norm, source=keys, max_rows=16)
     return RankedSum(
         ranks=ranks,
-        own=InTurn(wrap(own)),
+        own=in_turn(wrap(own)),
         keys=keys,
         model=model,
         source=source or SeededSource(5),

@@ -73,8 +73,9 @@ def test_a_scaled_search_is_one_entry_and_its_statement_is_the_whole(tmp_path: P
 
 
 def test_random_stopping_lets_out_the_best_trial_and_nothing_of_the_others(
-    tmp_path: Path, ledger: Ledger
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sfumato.tune.session.draw_trials", lambda *drawn: 3)  # so that some lose
     out = tmp_path / "out"
     found = tune(settings("random-stopping"), out=out, data=DATA, ledger=ledger).found
     assert found is not None
@@ -85,6 +86,7 @@ def test_random_stopping_lets_out_the_best_trial_and_nothing_of_the_others(
     kept = out / "state" / "trials" / best / "release" / "model.safetensors"
     assert (found.run / "release" / "model.safetensors").read_bytes() == kept.read_bytes()
     assert not (found.run / "state").exists()
+    assert list((out / "state" / "trials").glob("*/release")) == [kept.parent]
     (parent,) = ledger.records(DATA.train.fingerprint)
     assert len(ledger.children(parent.run_id)) == len(scores)
     assert spent(ledger) == pytest.approx(found.epsilon)

@@ -42,7 +42,7 @@ def over_two_ranks(
         keys = StepKeys()
         return RankedSum(
             ranks=Ranks(group, number=number, size=SIZE, size_on_host=SIZE, timeout=TIMEOUT),
-            own=_InTurn(sum_of(models[number], keys), turn),
+            own=InTurn(sum_of(models[number], keys), turn),
             keys=keys,
             model=models[number],
             source=source,
@@ -62,8 +62,8 @@ def over_two_ranks(
         second.join()
 
 
-class _InTurn:
-    """A sum that waits for its turn."""
+class InTurn:
+    """A sum that waits for its turn: one process computes one at a time, as every rank's process does."""
 
     def __init__(self, own: GradientSum, turn: threading.Lock) -> None:
         self._own, self._turn = own, turn

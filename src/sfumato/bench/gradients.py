@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
-from torch.utils.flop_counter import FlopCounterMode
 
+from sfumato.bench.peak import Product, operations
 from sfumato.errors import ConfigError
 from sfumato.gradients import Choices, clip_factors, clipped_sum
 from sfumato.gradients.memory import keep_freed_memory
@@ -28,7 +28,6 @@ from sfumato.models import create_model
 
 CLIP_NORM = 1.0
 PEERS = ("plain", "bfloat16", "opacus", "vmap")
-PRODUCT_SIZE = 1024  # of the matrix product by which the machine's own speed is measured
 Step = Callable[[], object]
 
 
@@ -60,8 +59,9 @@ def bench_gradients(
     plain, images = seconds[best], len(rows)
     names = (*against, "plain_bfloat16") if "bfloat16" in against else against
     shown = {"sfumato": "sfumato", "plain": best, **{name: name for name in names if name != "plain"}}
-    speed = 2.0 * PRODUCT_SIZE**3 / seconds["product"]
-    needed = _operations(steps[best])
+    speeds = {name: Product.speed(seconds[name]) for name in ("product", "product_bfloat16") if name in steps}
+    speed_of = {name: speeds["product_bfloat16" if "bfloat16" in name else "product"] for name in shown}
+    needed = operations(steps[best])
     result: dict[str, Any] = {
         "model": model_name,
         "views": views,
@@ -74,8 +74,8 @@ def bench_gradients(
         "peak_mebibytes": {
             name: None if (peak := memory[key]) is None else peak / 2**20 for name, key in shown.items()
         },
-        "matmul_gflops": speed / 1e9,
-        "share_of_peak": {name: needed / seconds[key] / speed for name, key in shown.items()},
+        "matmul_gflops": speeds["product"] / 1e9,
+        "share_of_peak": {name: needed / seconds[key] / speed_of[name] for name, key in shown.items()},
         "ratio": seconds["sfumato"] / plain,
         "memory_ratio": _ratio(memory["sfumato"], memory[best]),
     }
@@ -83,8 +83,10 @@ def bench_gradients(
         if name not in ("sfumato", "plain"):
             result[f"{name}_ratio"] = seconds[name] / plain
     if "bfloat16" in against:
+        result["matmul_gflops_in_bfloat16"] = speeds["product_bfloat16"] / 1e9
         result["ratio_in_bfloat16"] = seconds["bfloat16"] / seconds["plain_bfloat16"]
-    return result | _surroundings()
+        result["memory_ratio_in_bfloat16"] = _ratio(memory["bfloat16"], memory["plain_bfloat16"])
+    return result | surroundings()
 
 
 def _ratio(first: int | None, second: int | None) -> float | None:
@@ -112,8 +114,7 @@ def _steps(name: str, rows: Tensor, targets: Tensor, views: int, against: tuple[
         "plain": lambda: _plain(model, images, targets),
         "plain, contiguous": lambda: _plain(contiguous, rows, targets),
     }  # fmt: skip
-    square = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE)
-    steps["product"] = lambda: square @ square
+    steps["product"] = Product()
     if "bfloat16" in against:
         low = Choices()
         steps["bfloat16"] = _in_bfloat16(
@@ -122,6 +123,7 @@ def _steps(name: str, rows: Tensor, targets: Tensor, views: int, against: tuple[
                 microbatch_size=len(images), choices=low,
             )
         )  # fmt: skip
+        steps["product_bfloat16"] = Product(torch.bfloat16)
         steps["plain_bfloat16"] = _in_bfloat16(lambda: _plain(model, images, targets))
     if "opacus" in against:
         steps["opacus"] = _opacus(create_model(name, num_classes=10), rows, targets, views)
@@ -138,13 +140,6 @@ def _in_bfloat16(step: Step) -> Step:
             return step()
 
     return run
-
-
-def _operations(step: Step) -> int:
-    """Floating-point operations of a plain step: its products and convolutions."""
-    with FlopCounterMode(display=False) as counter:
-        step()
-    return counter.get_total_flops()
 
 
 def _plain(model: nn.Module, images: Tensor, targets: Tensor) -> None:
@@ -196,15 +191,22 @@ def _vmapped(model: nn.Module, images: Tensor, targets: Tensor, views: int) -> l
 
 
 def _interleaved(steps: dict[str, Step], rounds: int) -> dict[str, float]:
-    """Median seconds of each, taking turns; a first round of each is not counted."""
+    """Median seconds of each, taking turns, but the best of the machine's products; without a first round.
+
+    One thread is timed by the processor's clock, which other programs do not lengthen.
+    """
+    now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in steps}
     for counted in range(-1, rounds):
         for name, step in steps.items():
-            began = time.perf_counter()
+            began = now()
             step()
             if counted >= 0:
-                times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values) for name, values in times.items()}
+                times[name].append(now() - began)
+    return {
+        name: min(values) if isinstance(steps[name], Product) else statistics.median(values)
+        for name, values in times.items()
+    }
 
 
 def _peak_bytes(step: Step) -> int | None:
@@ -252,7 +254,8 @@ def save_ratio_chart(results: list[dict[str, Any]], picture: Path) -> None:
     pyplot.close(figure)
 
 
-def _surroundings() -> dict[str, Any]:
+def surroundings() -> dict[str, Any]:
+    """Date, versions and machine, for a figure that is kept."""
     from sfumato import __version__
 
     return {

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from sfumato.cli import bench_devices, echo_json
+from sfumato.cli import bench_devices, bench_step, echo_json
 
 
 @click.group()
 def command() -> None:
-    """Measure the gradient engine, the head and the reading of images against what the machine allows."""
+    """Measure steps, gradients, the head and the reading of images against what the machine allows."""
 
 
 @command.command()
@@ -203,3 +203,4 @@ def plot(results: Path, picture: Path) -> None:
 
 
 command.add_command(bench_devices.command)
+command.add_command(bench_step.command)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data.generated import OnProgress
+from sfumato.features.patch_bank import WidePatchFeatures
 from sfumato.features.patch_features import PatchFeatures
 from sfumato.features.scatter_features import ScatterFeatures
 
-Part = PatchFeatures | ScatterFeatures
+Part = PatchFeatures | WidePatchFeatures | ScatterFeatures
 
 
 class CombinedFeatures(nn.Module):

@@ -7,9 +7,13 @@ over a coarse grid and averaged with the mirrored image, are features that no pr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+CONTRAST = 10 / 255  # below it a patch counts as flat
 
 
 class PatchLayer(nn.Module):
@@ -33,7 +37,7 @@ class PatchLayer(nn.Module):
         num_patches: int,
         stride: int = 1,
         rank: int | None = None,
-        contrast: float = 10 / 255,
+        contrast: float = CONTRAST,
         remove_mean: bool = True,
     ) -> None:
         super().__init__()
@@ -57,30 +61,25 @@ class PatchLayer(nn.Module):
         self, maps: Tensor, *, generator: torch.Generator, active: float = 0.1, ridge: float = 1e-3
     ) -> PatchLayer:
         """Whitening, dictionary and threshold from ``maps`` (N, C, H, W) of generated images."""
-        count = max(min(200_000, 20 * len(maps)), 4 * self.num_patches)  # enough strong ones to choose from
-        patches = random_patches(maps, self.patch_size, count=count, generator=generator)
-        centred = patches - patches.mean(1, keepdim=True) if self.remove_mean else patches
-        scale = (centred.square().mean(1) + self.contrast**2).sqrt()
-        normal = centred / scale[:, None]
-        covariance = (normal.T @ normal).double() / len(normal)
-        values, vectors = torch.linalg.eigh(covariance)
-        values, vectors = values.flip(0)[: self.rank], vectors.flip(1)[:, : self.rank]
-        whitener = ((values + ridge * values[0]) ** -0.5 * vectors).float()  # (size, rank)
-        whitened = normal @ whitener
-        norms = whitened.norm(dim=1)
-        median = norms.median()
-        strong = torch.nonzero(norms > 0.7 * median)[:, 0]
-        picked = strong[torch.randperm(len(strong), generator=generator)[: self.num_patches]]
-        atoms = whitened[picked] / norms[picked, None]
-        sample = whitened[:20_000]
-        responses = sample @ atoms.T / (norms[:20_000, None] + 0.05 * median)
+        found = fit_dictionary(
+            maps,
+            patch_size=self.patch_size,
+            num_patches=self.num_patches,
+            generator=generator,
+            rank=self.rank,
+            contrast=self.contrast,
+            remove_mean=self.remove_mean,
+            active=active,
+            ridge=ridge,
+        )
+        whitener = found.whitener
         if self.remove_mean:
             whitener = whitener - whitener.mean(0, keepdim=True)
         shape = (self.in_channels, self.patch_size, self.patch_size)
         self.whitener.copy_(whitener.T.reshape(-1, *shape))
-        self.dictionary.copy_((atoms @ whitener.T).reshape(-1, *shape))
-        self.floor.copy_(0.05 * median)
-        self.threshold.copy_(responses.flatten()[::97].quantile(1 - active))
+        self.dictionary.copy_((whitener @ found.atoms).T.reshape(-1, *shape))
+        self.floor.copy_(found.floor)
+        self.threshold.copy_(found.threshold)
         return self
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -98,6 +97,52 @@ class PatchLayer(nn.Module):
     def _box(self, maps: Tensor) -> Tensor:
         """The sum over each patch."""
         return F.avg_pool2d(maps.sum(1, keepdim=True), self.patch_size, self.stride, divisor_override=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dictionary:
+    """What patches are compared with, and how."""
+
+    whitener: Tensor  # (size, rank): normalised patches times it have unit covariance
+    atoms: Tensor  # (rank, num_patches), each of unit norm
+    floor: Tensor  # added to the norm of a whitened patch, so that flat ones respond weakly
+    threshold: Tensor  # that responses must exceed
+
+
+def fit_dictionary(
+    maps: Tensor,
+    *,
+    patch_size: int,
+    num_patches: int,
+    generator: torch.Generator,
+    rank: int | None = None,
+    contrast: float = CONTRAST,
+    remove_mean: bool = True,
+    active: float = 0.1,
+    ridge: float = 1e-3,
+) -> Dictionary:
+    """Whiten the patches of ``maps`` (N, C, H, W), pick some that have contrast, and find the threshold."""
+    count = max(min(200_000, 20 * len(maps)), 4 * num_patches)  # enough strong ones to choose from
+    patches = random_patches(maps, patch_size, count=count, generator=generator)
+    normal = normalised(patches, contrast=contrast, remove_mean=remove_mean)
+    values, vectors = torch.linalg.eigh((normal.T @ normal).double() / len(normal))
+    values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
+    whitener = ((values + ridge * values[0]) ** -0.5 * vectors).float()
+    whitened = normal @ whitener
+    norms = whitened.norm(dim=1)
+    median = norms.median()
+    strong = torch.nonzero(norms > 0.7 * median)[:, 0]
+    picked = strong[torch.randperm(len(strong), generator=generator)[:num_patches]]
+    atoms = whitened[picked] / norms[picked, None]
+    responses = whitened[:20_000] @ atoms.T / (norms[:20_000, None] + 0.05 * median)
+    threshold = responses.flatten()[:: max(97, responses.numel() // 2**23)].quantile(1 - active)
+    return Dictionary(whitener=whitener, atoms=atoms.T, floor=0.05 * median, threshold=threshold)
+
+
+def normalised(patches: Tensor, *, contrast: float = CONTRAST, remove_mean: bool = True) -> Tensor:
+    """``patches`` (…, size) without their means, divided by their contrast."""
+    centred = patches - patches.mean(-1, keepdim=True) if remove_mean else patches
+    return centred / (centred.square().mean(-1, keepdim=True) + contrast**2).sqrt()
 
 
 def random_patches(maps: Tensor, size: int, *, count: int, generator: torch.Generator) -> Tensor:

@@ -28,6 +28,7 @@ class Call:
     segments: Segments
     versions: tuple[int, ...] = ()
     output_versions: tuple[int, ...] = ()
+    padded: bool = False  # the input has its zeros around it already
     outputs: tuple[Tensor, ...] | None = None  # kept only for rules that need them
     shared: frozenset[int | str] = frozenset()  # arguments that are the same for all rows
     gradients: tuple[Tensor | None, ...] = ()  # one per output tensor; None where the loss does not see it

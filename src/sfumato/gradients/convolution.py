@@ -1,6 +1,7 @@
-"""Per-unit gradients of convolutions: four equal strategies, and two more for depthwise ones.
+"""Per-unit gradients of convolutions: five equal strategies, and two more for depthwise ones.
 
 direct    the unit's weight gradient by compiled sums over its positions, where vectors are wide.
+twice     the same, and nothing kept: for the norms first, and again for the sum.
 columns   the unit's weight gradient as matrix products over its patches, laid out in a buffer that stays
           in cache; the clipped sum is then one weighted sum over memory.
 library   the unit's weight gradient by one call of the library's convolution backward.
@@ -22,10 +23,30 @@ from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.columns import columns_piece
 from sfumato.gradients.depthwise import folded_piece, is_depthwise, shifted_piece
 from sfumato.gradients.gram import deferred_sum, gram_multiply_adds, gram_pays, gram_products
-from sfumato.gradients.kernels import offers_unit_filters, position_sums, unit_filters
+from sfumato.gradients.kernels import (
+    low_filters,
+    offers_low_filters,
+    offers_unit_filters,
+    position_sums,
+    unit_filters,
+    weighted_rows,
+)
 from sfumato.gradients.layer_types import Convolving, Weighted
 from sfumato.gradients.operands import Convolution, geometry_of, operands, weight_gradient
-from sfumato.gradients.piece import UNITS_AT_ONCE, Deferred, Materialised, Piece, squared_norms, working_dtype
+from sfumato.gradients.piece import (
+    UNITS_AT_ONCE,
+    Deferred,
+    Materialised,
+    Piece,
+    squared_norms,
+    weighted_sum,
+    working_dtype,
+)
+from sfumato.gradients.twice import twice_moments, twice_pays, twice_sum
+
+PART_BYTES = 8_000_000  # of units' gradients in one tensor: as large as an activation
+
+DEPTHWISE = (("shifted", shifted_piece, 1.0), ("folded", folded_piece, 1.2))  # with their cost
 
 
 def convolution_rule(call: Call) -> list[Strategy]:
@@ -48,25 +69,51 @@ def convolution_rule(call: Call) -> list[Strategy]:
 
     def by_gram() -> dict[str, Piece]:
         norms = gram_products(conv, conv.gradients)
-        return {**bias_piece(call), "weight": Deferred(norms, deferred_sum(conv))}
+        return {**bias_piece(call), "weight": Deferred(norms, deferred_sum(conv), conv.held_bytes)}
 
     def directly() -> dict[str, Piece]:
-        return {name: piece for name, piece in direct_pieces(conv).items() if name in call.names}
+        return _wanted(call, direct_pieces(conv))
 
     strategies = [
         Strategy("columns", conv.multiply_adds * 1.3, by_columns),
         Strategy("library", conv.multiply_adds * 1.4, by_calls),
     ]
     if is_depthwise(conv) and "weight" in call.names:
-        for name, form, cost in (("shifted", shifted_piece, 1.0), ("folded", folded_piece, 1.2)):
+        for name, form, cost in DEPTHWISE:
             strategies.append(
                 Strategy(name, conv.multiply_adds * cost, partial(_with_bias, call, conv, form))
             )
     if offers_direct(conv) and "weight" in call.names:
         strategies.append(Strategy("direct", conv.multiply_adds * 1.1, directly))
+        if twice_pays(conv):
+            strategies.append(
+                Strategy("twice", conv.multiply_adds * 2.2, lambda: _wanted(call, _twice_pieces(conv)))
+            )
     if gram_pays(conv) and "weight" in call.names:
         strategies.append(Strategy("gram", gram_multiply_adds(conv), by_gram))
-    return strategies
+    return rounding_alike(conv, strategies)
+
+
+def rounding_alike(conv: Convolution, strategies: list[Strategy]) -> list[Strategy]:
+    """Those among which one may choose by the shape of a microbatch.
+
+    Guarantee: they round a unit's gradient in the same way, whoever is beside it. In bfloat16 ways differ by
+    2^-9 of each unit's gradient, and the number or size of units, which one unit changes, must not decide.
+    """
+    if not conv.is_low:
+        return strategies
+    alike = [strategy for strategy in strategies if strategy.name in ("direct", "twice")]
+    return alike or strategies[:1]
+
+
+def _wanted(call: Call, pieces: dict[str, Piece]) -> dict[str, Piece]:
+    return {name: piece for name, piece in pieces.items() if name in call.names}
+
+
+def _twice_pieces(conv: Convolution) -> dict[str, Piece]:
+    moments, shifts = twice_moments(conv, conv.weight.float())
+    weight = Deferred(moments[0].sum(dim=1), twice_sum(conv), conv.held_bytes)
+    return {"weight": weight, "bias": Materialised(shifts)}
 
 
 def _with_bias(call: Call, conv: Convolution, form: Callable[[Convolution], Piece]) -> dict[str, Piece]:
@@ -84,30 +131,60 @@ def bias_piece(call: Call) -> dict[str, Piece]:
 
 
 def offers_direct(conv: Convolution) -> bool:
+    if conv.geometry.groups == 1 and offers_low_filters(conv.inputs, conv.gradients):
+        return True
     images = replace(conv, inputs=conv.inputs[:0], gradients=conv.gradients[:0]).widened()
     return conv.geometry.groups == 1 and offers_unit_filters(images.inputs, images.gradients)
 
 
 def direct_pieces(conv: Convolution) -> dict[str, Piece]:
-    conv = conv.widened()
-    gradients, moments, shifts = direct_gradients(conv, conv.weight)
-    weight = Materialised(gradients, moments[0].sum(dim=1), channels_second)
+    gradients, moments, shifts = direct_gradients(conv, conv.weight.float())
+    weight = InParts(gradients, moments[0].sum(dim=1), channels_second)
     return {"weight": weight, "bias": Materialised(shifts)}
 
 
-def direct_gradients(conv: Convolution, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(units, out, *kernel, in) by compiled sums over positions; their moments; the bias's (units, out)."""
-    conv, by_group = conv.widened(), []
-    shape = conv.geometry
-    geometry = (*shape.kernel, *shape.stride, *shape.dilation, *shape.before)
+def direct_gradients(conv: Convolution, directions: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    """(units, out, *kernel, in) by compiled sums over positions; their moments; the bias's (units, out).
+
+    Some units at a time, so that what is kept fits where activations have been. In bfloat16 where the
+    processor multiplies such numbers: then the moments are of the rounded gradients.
+    """
+    low = offers_low_filters(conv.inputs, conv.gradients)
+    conv, found, form = (conv, [], low_filters) if low else (conv.widened(), [], unit_filters)
     directions = directions.movedim(1, -1)
+    at_once = UNITS_AT_ONCE * max(1, PART_BYTES // (UNITS_AT_ONCE * conv.weight.nbytes))
     for group in conv.segments.groups:
-        rows = conv.inputs[group.rows], conv.gradients[group.rows]
-        by_group.append(unit_filters(*rows, directions, group.units.stop - group.units.start, geometry))
-    if len(by_group) == 1:
-        return by_group[0]
-    gradients, moments, shifts = zip(*by_group, strict=True)
-    return torch.cat(gradients), torch.cat(moments, dim=1), torch.cat(shifts)
+        inputs, gradients = group.split(conv.inputs), group.split(conv.gradients)
+        for start in range(0, len(inputs), at_once):
+            few = inputs[start : start + at_once], gradients[start : start + at_once]
+            rows = few[0].flatten(0, 1), few[1].flatten(0, 1)
+            found.append(form(*rows, directions, len(few[0]), conv.geometry.sizes))
+    parts, moments, shifts = zip(*found, strict=True)
+    return list(parts), torch.cat(moments, dim=1), torch.cat(shifts)
+
+
+@dataclass
+class InParts:
+    """Units' weight gradients, (units, …) in several tensors, and what makes one of the parameter of them."""
+
+    parts: list[Tensor]
+    squared_norms: Tensor
+    finish: Callable[[Tensor], Tensor]
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        shape = self.parts[0].shape[1:]
+        total = torch.zeros(shape.numel(), dtype=torch.float64, device=factors.device)
+        for part, own in zip(self.parts, factors.split([len(part) for part in self.parts]), strict=True):
+            if weighted_rows(part.flatten(1), own, total) is None:
+                total += weighted_sum(part, own).flatten()
+        return self.finish(total.view(shape))
+
+    def per_unit(self) -> Tensor:
+        return torch.stack([self.finish(gradient) for part in self.parts for gradient in part])
 
 
 def channels_second(gradient: Tensor) -> Tensor:
@@ -124,9 +201,10 @@ def library_piece(conv: Convolution) -> ByUnit:
 
 def by_library(conv: Convolution) -> Iterator[Tensor]:
     """Each unit's weight gradient by one library call per unit, in the order of the units."""
-    for group in conv.segments.groups:
-        for inputs, gradients in zip(group.split(conv.inputs), group.split(conv.gradients), strict=True):
-            yield weight_gradient(inputs, gradients, conv.weight, conv.geometry)
+    for rows in conv.segments.each():
+        # slices, whose strides say how far rows are apart: where an axis of length 1 has another stride, the
+        # library's grouped convolution of float64 images in channels last is wrong (torch 2.13)
+        yield weight_gradient(conv.inputs[rows], conv.gradients[rows], conv.weight, conv.geometry)
 
 
 def memory_order(weight: Tensor) -> tuple[int, ...]:

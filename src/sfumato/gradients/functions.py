@@ -21,7 +21,8 @@ from sfumato.gradients.normalisation import (
     layer_norm_pass,
     layer_norm_rule,
 )
-from sfumato.gradients.uses import Watch, Watched
+from sfumato.gradients.uses import Standardised, Watch, Watched, multiple_of, standardised_of
+from sfumato.gradients.weight_standardisation import variance_standardised_rule
 
 Function = Callable[..., Tensor | None]
 
@@ -130,6 +131,19 @@ def _convolution(
         "padding_mode": "zeros",
         "groups": groups,
     }
+    filters = standardised_of(weight)
+    if filters is not None and filters.weight.shape == weight.shape:
+        applied = weight.detach()
+        return watch.meet(
+            "standardised convolution",
+            variance_standardised_rule,
+            input,
+            {"weight": filters.weight, "gain": filters.gain, "bias": bias},
+            lambda given: func(input, applied, given["bias"], stride, padding, dilation, groups),
+            lambda given: SimpleNamespace(
+                **settings, **given, factor=filters.factor, eps=filters.eps, keeps_output=True
+            ),
+        )
     return watch.meet(
         "convolution",
         convolution_rule,
@@ -138,6 +152,40 @@ def _convolution(
         lambda given: func(input, stride=stride, padding=padding, dilation=dilation, groups=groups, **given),
         lambda given: SimpleNamespace(**settings, **given),
     )
+
+
+def _gain(weight: Tensor | None) -> tuple[Tensor, float] | None:
+    frozen = weight is not None and not isinstance(weight, Watched)
+    return (weight, 1.0) if frozen and weight is not None else multiple_of(weight)
+
+
+def _standardised(
+    watch: Watch,
+    func: Any,
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Tensor | None = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor | None:
+    """Filters as channels of a batch norm over themselves: weight standardisation as timm writes it."""
+    origin, gain = multiple_of(input), _gain(weight)
+    told = running_mean is None and running_var is None and bias is None and training
+    if origin is None or origin[1] != 1 or not told or (weight is not None and gain is None):
+        return None
+    filters = origin[0]
+    if filters.dim() < 3 or tuple(input.shape) != (1, len(filters), filters[0].numel()):
+        return None
+    names = filters.made_of | (weight.made_of if isinstance(weight, Watched) else frozenset())
+    result = watch.made(func(input, None, None, weight, None, True, momentum, eps), names)
+    result.standardised = Standardised(
+        filters, None if gain is None else gain[0], 1.0 if gain is None else gain[1], eps
+    )
+    return result
 
 
 def _pointwise(watch: Watch, func: Any, *args: Any, **options: Any) -> Tensor | None:
@@ -200,6 +248,7 @@ FUNCTIONS: dict[str, Function] = {
     "layer_norm": _layer_norm,
     "group_norm": _group_norm,
     "rms_norm": _rms_norm,
+    "batch_norm": _standardised,
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
     **dict.fromkeys(_POINTWISE, _pointwise),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to", "repeat"), _expanded),

@@ -49,6 +49,15 @@ class WeightStandardised(Protocol):
     def padding_for(self, height: int, width: int) -> tuple[int, int, int, int]: ...
 
 
+class VarianceStandardised(Convolving, Protocol):
+    """A convolution, and how its filters are standardised: see ``uses.Standardised``."""
+
+    gain: Tensor | None
+    bias: Tensor | None
+    factor: float
+    eps: float
+
+
 class GroupNormalising(Protocol):
     """As ``nn.GroupNorm``."""
 

@@ -16,6 +16,12 @@ class _NormNode(Protocol):
     _saved_result2: Tensor
 
 
+class _ConvolutionNode(Protocol):
+    """What autograd keeps of a convolution."""
+
+    _saved_input: Tensor
+
+
 class Start(torch.autograd.Function):
     """A layer's output as it is, where the gradients begin; its root gets none."""
 
@@ -48,3 +54,12 @@ def saved_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     saved = cast(_NormNode, node)
     return saved._saved_result1.detach(), saved._saved_result2.detach()
+
+
+def padded_input(output: Tensor, inputs: Tensor) -> Tensor | None:
+    """A convolution's input with zeros around it, where autograd keeps such a copy of ``inputs``."""
+    node = output.grad_fn
+    if type(node).__name__ != "ConvolutionBackward0":
+        return None
+    saved = cast(_ConvolutionNode, node)._saved_input
+    return None if saved.shape == inputs.shape else saved.detach()

@@ -69,13 +69,15 @@ def group_norm_pass(call: Call) -> BackwardPass | None:
     low = x.dtype == torch.bfloat16 and dtype == torch.float32
     if not low and not x.dtype == dtype == call.state[0].dtype:
         return None
-    mean, inverse = (value.view(len(x), module.num_groups).to(dtype) for value in call.state)
 
     def backward(gradient: Tensor) -> tuple[Tensor, dict[str, Piece]]:
+        x, state = call.input, call.state  # from the call, which lets go of them before the graph would
+        assert state is not None
+        mean, inverse = (value.view(len(x), module.num_groups).to(dtype) for value in state)
         result, scale, shift = group_norm_backward(
-            gradient.to(dtype), x.to(dtype), mean, inverse, module.weight.detach()
+            gradient.to(x.dtype), x, mean, inverse, module.weight.detach()
         )
-        return result.to(x.dtype), _pieces(call, scale, shift)
+        return result, _pieces(call, scale, shift)
 
     return backward
 
@@ -137,12 +139,14 @@ def layer_norm_pass(call: Call) -> BackwardPass | None:
         return None
     if weight.dtype != working_dtype(weight.dtype) or (bias is not None and bias.dtype != weight.dtype):
         return None
-    mean, inverse = call.state
     shape, weight = list(module.normalized_shape), weight.detach()
     # the library's backward pass wants some shift, whose values it does not read
     shift = torch.zeros_like(weight) if bias is None else bias.detach()
 
     def backward(gradient: Tensor) -> tuple[Tensor, dict[str, Piece]]:
+        x, state = call.input, call.state  # from the call, which lets go of them before the graph would
+        assert state is not None
+        mean, inverse = state
         result = torch.empty_like(x, memory_format=torch.contiguous_format)
         sums: dict[str, list[Tensor]] = {"weight": [], "bias": []}
         for unit in call.segments.each():

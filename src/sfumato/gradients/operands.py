@@ -31,6 +31,11 @@ class Geometry:
         """The same padding on both sides, as the library's calls take it."""
         return self.before == self.after
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """As the compiled sums take them."""
+        return (*self.kernel, *self.stride, *self.dilation, *self.before)
+
     def with_groups(self, groups: int) -> Geometry:
         return replace(self, groups=groups)
 
@@ -68,6 +73,11 @@ class Convolution:
             gradients=self.gradients.float(),
             weight=self.weight.float(),
         )
+
+    @property
+    def held_bytes(self) -> int:
+        """What a sum that is formed later has to keep."""
+        return self.inputs.nbytes + self.gradients.nbytes
 
     @property
     def multiply_adds(self) -> float:

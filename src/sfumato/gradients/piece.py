@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from sfumato.gradients.kernels import weighted_rows
 from sfumato.gradients.segments import Segments
 from sfumato.gradients.shapes import Float, Float64, Shaped
 
@@ -103,10 +104,7 @@ class Deferred:
 
     squared_norms: Float64[Tensor, "units"]
     form_sum: Callable[[Tensor], Tensor]
-
-    @property
-    def held_bytes(self) -> int:
-        return 0
+    held_bytes: int = 0
 
     def weighted_sum(self, factors: Float[Tensor, "units"]) -> Float[Tensor, "*shape"]:
         return self.form_sum(factors)
@@ -144,6 +142,8 @@ def weighted_sum(
     """
     flat = gradients.reshape(len(gradients), -1)
     dtype = working_dtype(flat.dtype)
+    if (compiled := weighted_rows(flat, factors)) is not None:
+        return compiled.view(gradients.shape[1:])
     if flat.dtype != dtype:
         return _weighted_sum_of_halves(flat, factors, dtype).view(gradients.shape[1:])
     flat, weights = zero_where_dropped(flat.to(dtype), factors), factors.to(dtype)

@@ -21,13 +21,13 @@ from sfumato.gradients.choice import Choices, shape_key
 from sfumato.gradients.claims import Claim, holders
 from sfumato.gradients.fallback import fallback_rule, output_tensors
 from sfumato.gradients.functions import FUNCTIONS
-from sfumato.gradients.nodes import OnePass, Start, saved_statistics
+from sfumato.gradients.nodes import OnePass, Start, padded_input, saved_statistics
 from sfumato.gradients.piece import Materialised, Piece, UnitGradients, working_dtype
 from sfumato.gradients.probe import has_rows
 from sfumato.gradients.row_order import check_row_order, row_norms, row_weights
 from sfumato.gradients.segments import Segments
 from sfumato.gradients.stochastic import Drawn
-from sfumato.gradients.uses import Meeting, Watch, Watched, pulled_back
+from sfumato.gradients.uses import Meeting, Watch, Watched, multiple_of, pulled_back
 
 
 class Tape:
@@ -91,14 +91,18 @@ class Tape:
             module=module,
             path=claim.path,
             names=frozenset(claim.parameters),
-            args=tree_map(_detached, args),
-            kwargs=tree_map(_detached, kwargs),
+            args=tuple(_apart(value) for value in args),
+            kwargs={name: _apart(value) for name, value in kwargs.items()},
             segments=self.segments,
             shared=claim.shared,
             state=saved_statistics(outputs[0]),
             gradients=(None,) * len(outputs),
             draws=kept,
         )
+        if getattr(type(module), "pads_input", False):
+            padded = padded_input(outputs[0], inputs[0])
+            if padded is not None:  # instead of the input as it was: autograd keeps this one in any case
+                call.args, call.kwargs, call.padded = (padded,), {}, True
         call.key = shape_key(call, claim.kind)
         if self.choices.needs_outputs(call.key) and getattr(type(module), "keeps_output", False):
             call.outputs = tuple(_detached(value) for value in outputs)
@@ -111,7 +115,7 @@ class Tape:
             return OnePass.apply(inputs[0], (outputs[0].detach(), passed))
         if len(outputs) > 1:
             self.waiting.append((claim, call))
-        leaves, tree = tree_flatten(output)
+        leaves, tree = ([output], None) if isinstance(output, Tensor) else tree_flatten(output)
         index = 0
         for position, value in enumerate(leaves):
             if isinstance(value, Tensor) and value.is_floating_point():
@@ -120,7 +124,7 @@ class Tape:
                 arrived = partial(self._arrived, claim, call, index)
                 leaves[position] = self._watched(value, arrived, alone=len(outputs) == 1)
                 index += 1
-        return tree_unflatten(leaves, tree)
+        return leaves[0] if tree is None else tree_unflatten(leaves, tree)
 
     def lost_claims(self) -> list[Claim]:
         """Claims that this pass has shown to be wrong."""
@@ -142,6 +146,8 @@ class Tape:
         )
         shapes = {name: tuple(value.shape) for name, value in watched.items()}
         call.key = shape_key(call, f"{meeting.function} {shapes}")
+        if self.choices.needs_outputs(call.key) and getattr(meeting.settings, "keeps_output", False):
+            call.outputs = (output.detach(),)
         call.note_versions()
         for name in _names(watched):
             self.uses[name] = self.uses.get(name, 0) + 1
@@ -206,10 +212,14 @@ class Tape:
 
     def _gain(self, value: Watched, gradients: Tensor) -> None:
         """Units' gradients of a watched value, for the parameters that it is made of."""
-        if value.parameter is None:
+        origin = multiple_of(value)
+        if origin is None:
             self.pulls.append((value, gradients))
-        else:
-            self._add(value.parameter, gradients.reshape(len(gradients), *value.shape))
+            return
+        parameter, factor = origin
+        assert parameter.parameter is not None  # it is one
+        scaled = gradients if factor == 1 else gradients * factor
+        self._add(parameter.parameter, scaled.reshape(len(gradients), *parameter.shape))
 
     def _note_order(self, names: Any, use: object, gradient: Tensor) -> None:
         assert self.order is not None  # asked only while the order is checked
@@ -324,6 +334,11 @@ def _hidden_gradient(claim: Claim, module: nn.Module) -> ModelError:
 
 def _names(watched: dict[str, Watched]) -> frozenset[str]:
     return frozenset().union(*(value.made_of for value in watched.values()))
+
+
+def _apart(value: Any) -> Any:
+    """The same with all its tensors detached; most arguments are one."""
+    return value.detach() if isinstance(value, Tensor) else tree_map(_detached, value)
 
 
 def _detached(value: Any) -> Any:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sfumato.gradients.call import BackwardPass, Call, Rule
 from sfumato.gradients.contents import parameters_of
 
+RESHAPES = frozenset({"reshape", "reshape_as", "view", "view_as", "flatten"})  # values in the same order
 LARGEST_DERIVED = 16_384  # values; the units' gradients of a larger one cost less in a second forward pass
 
 
@@ -29,6 +30,9 @@ class Watched(Tensor):
     watch: Watch
     made_of: frozenset[str]  # the names of parameters
     parameter: str | None  # that it is, unchanged
+    multiple: tuple[Watched, float] | None  # a parameter and a number of which it is the product, reshaped
+    standardised: Standardised | None  # that it is, reshaped
+    version: int  # of its values when these were true; a change in place makes another
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -37,6 +41,16 @@ class Watched(Tensor):
             values = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
             watch = next(value.watch for value in values if isinstance(value, Watched))
             return watch.called(func, args, kwargs, values)
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """Filters of mean 0 and variance 1, but for ``eps``; times ``factor * gain`` where there is a gain."""
+
+    weight: Watched  # a parameter, filters first
+    gain: Tensor | None
+    factor: float
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -88,12 +102,15 @@ class Watch:
     def watched(self, name: str, value: Tensor) -> Tensor:
         """The parameter, watched."""
         self.leaves[name] = value.detach().requires_grad_()
-        return self._wrapped(self.leaves[name], frozenset({name}), name)
+        return self.made(self.leaves[name], frozenset({name}), name)
 
-    def _wrapped(self, value: Tensor, names: frozenset[str], name: str | None = None) -> Watched:
+    def made(self, value: Tensor, names: frozenset[str], name: str | None = None) -> Watched:
+        """A value that is made of these parameters, watched."""
         with torch.enable_grad():  # else it would be apart from its parameter
             result = value.as_subclass(Watched)
         result.watch, result.made_of, result.parameter = self, names, name
+        result.multiple = result.standardised = None
+        result.version = result._version
         return result
 
     def called(self, func: Any, args: tuple, kwargs: dict, values: list[Tensor]) -> Any:
@@ -107,16 +124,19 @@ class Watch:
         if any(value.requires_grad and not isinstance(value, Watched) for value in values):
             return result  # of rows, and not understood: its gradient will show at the parameter
         names = frozenset().union(*(value.made_of for value in values if isinstance(value, Watched)))
-        return tree_map(
+        result = tree_map(
             lambda value: (
-                self._wrapped(value, names) if isinstance(value, Tensor) and value.requires_grad else value
+                self.made(value, names) if isinstance(value, Tensor) and value.requires_grad else value
             ),
             result,
         )
+        if isinstance(result, Watched):
+            _remember_origin(result, getattr(func, "__name__", ""), args)
+        return result
 
     def derived(self, func: Callable[[Tensor], Tensor], value: Watched) -> Watched:
         """What ``func`` makes of a watched value."""
-        return self._wrapped(func(value), value.made_of)
+        return self.made(func(value), value.made_of)
 
     def times(self, function: str, length: int, values: Sequence[Tensor | None]) -> int | None:
         """How many of ``length`` entries belong to one row; None where they are not rows at all."""
@@ -166,6 +186,33 @@ class Watch:
         one = value.detach().reshape((1,) * (dims - value.dim()) + tuple(value.shape))
         copies = one.expand(length, *one.shape[1:])
         return copies if self.recorder is None else self.recorder.copied(value, copies, times)
+
+
+def multiple_of(value: Tensor | None) -> tuple[Watched, float] | None:
+    """The parameter and the number whose product ``value`` is, in whatever shape; None if it is none."""
+    if not isinstance(value, Watched):
+        return None
+    if value.parameter is not None:
+        return value, 1.0
+    return value.multiple if value._version == value.version else None
+
+
+def standardised_of(value: Tensor | None) -> Standardised | None:
+    """The standardised filters that ``value`` is, in whatever shape; None if it is none."""
+    is_as_made = isinstance(value, Watched) and value._version == value.version
+    return value.standardised if is_as_made else None  # type: ignore[union-attr]
+
+
+def _remember_origin(result: Watched, function: str, args: tuple) -> None:
+    """What a reshaped value is made of, or one that was multiplied by a number."""
+    first = args[0] if args else None
+    if function in RESHAPES and isinstance(first, Watched):
+        result.multiple, result.standardised = multiple_of(first), standardised_of(first)
+    elif function in ("mul", "__mul__", "__rmul__") and len(args) == 2:
+        value, number = args if isinstance(first, Watched) else reversed(args)
+        origin = multiple_of(value) if isinstance(number, int | float) else None
+        if origin is not None:
+            result.multiple = (origin[0], origin[1] * number)
 
 
 def _large(value: Tensor | None) -> bool:

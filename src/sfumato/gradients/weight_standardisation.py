@@ -11,10 +11,15 @@ where the last term is absent for a filter held by eps. Both subtracted parts ar
     |gradient for w|^2 = a^2 * (|G|^2 - fan_in * mean(G)^2 - <G, u>^2):
 
 no unit's gradient has to be projected; the projection is applied once, to the clipped sum.
+
+Other libraries divide by the standard deviation, sqrt(|z|^2 / fan_in + eps). With n = sqrt(|z|^2 + fan_in *
+eps) the filters applied are then gain * sqrt(fan_in) * u, the gradients have the same form, and |u| is below
+1: the last term of the norm is (2 - |u|^2) <G, u>^2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,20 +30,25 @@ from sfumato.gradients.call import Call, Strategy
 from sfumato.gradients.columns import ByKernelRow, gradient_buffer, unit_gradients
 from sfumato.gradients.convolution import (
     ByUnit,
+    InParts,
     bias_piece,
     by_library,
     channels_second,
     direct_gradients,
     memory_order,
     offers_direct,
+    rounding_alike,
 )
 from sfumato.gradients.gram import deferred_sum, gram_multiply_adds, gram_pays, gram_products
 from sfumato.gradients.kernels import channel_sums, filter_moments, position_products
-from sfumato.gradients.layer_types import WeightStandardised
-from sfumato.gradients.operands import Convolution, Geometry, operands, pad
+from sfumato.gradients.layer_types import VarianceStandardised, Weighted, WeightStandardised
+from sfumato.gradients.operands import Convolution, Geometry, geometry_of, operands, pad
 from sfumato.gradients.piece import Deferred, Materialised, Piece, working_dtype
+from sfumato.gradients.twice import twice_moments, twice_pays, twice_sum
 
 MAX_BIAS_TO_GAIN = 10.0  # beyond it, <G, u> read off the layer's output loses digits to the bias
+SMALLEST_GAIN = 1e-6  # below it the output says nothing of u
+LOST_TO_BIAS = 64  # roundings of the bias in an output, its product with g, and the sums of both
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class Filters:
     direction: Tensor  # u, in the weight's shape
     slope: Tensor  # a = gain / n
     free: Tensor  # 1, or 0 where eps holds the filter
+    removed: Tensor  # what of <G, u>^2 the squared norm is less
+    gain: Tensor  # what u is multiplied by to be applied
 
     @property
     def fan_in(self) -> int:
@@ -60,9 +72,13 @@ class Filters:
         lost is added back.
         """
         squares, slope = squares.double(), self.slope.double().square()
-        removed = sums.double().square() / self.fan_in + self.free * along.double().square()
+        removed = self.removed_part(sums, along)
         lost = 16 * torch.finfo(self.direction.dtype).eps * squares
         return (slope * ((squares - removed).clamp(min=0) + lost)).sum(dim=1)
+
+    def removed_part(self, sums: Tensor, along: Tensor) -> Tensor:
+        """What the two projections take of |G|^2, in float64."""
+        return sums.double().square() / self.fan_in + self.removed.double() * along.double().square()
 
     def project(self, gradient: Tensor) -> Tensor:
         """From the gradient for the applied filters to the gradient for the weight."""
@@ -73,12 +89,30 @@ class Filters:
 
 def filters_of(weight: Tensor, gain: Tensor, eps: float) -> Filters:
     """The standardisation as ``WSConv2d`` applies it."""
-    values = _of_filter(weight)
-    centred = weight - weight.mean(dim=values, keepdim=True)
-    squares = centred.square().sum(dim=values)
+    centred, squares = _centred(weight)
     norms = squares.clamp(min=eps).sqrt()
     free = (squares >= eps).to(weight.dtype)
-    return Filters(centred / _spread(norms, weight), gain.flatten() / norms, free)
+    direction, gain = (centred / _spread(norms, weight)).to(weight.dtype), gain.flatten()
+    return Filters(direction, (gain / norms).to(weight.dtype), free, removed=free, gain=gain)
+
+
+def filters_by_variance(weight: Tensor, gain: Tensor, eps: float) -> Filters:
+    """The standardisation by a batch norm of the filters over themselves, with this gain."""
+    centred, squares = _centred(weight)
+    fan_in = weight[0].numel()
+    norms = (squares + fan_in * eps).sqrt()
+    direction, gain = (centred / _spread(norms, weight)).to(weight.dtype), gain.flatten() * fan_in**0.5
+    removed = (2 - squares / norms.square()).to(weight.dtype)
+    return Filters(
+        direction, (gain / norms).to(weight.dtype), torch.ones_like(gain), removed=removed, gain=gain
+    )
+
+
+def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Filters less their means, and the sums of their squares; in float64, as means may be large."""
+    values, weight = _of_filter(weight), weight.double()
+    centred = weight - weight.mean(dim=values, keepdim=True)
+    return centred, centred.square().sum(dim=values)
 
 
 def _of_filter(weight: Tensor) -> tuple[int, ...]:
@@ -93,62 +127,99 @@ def _spread(per_filter: Tensor, weight: Tensor) -> Tensor:
 def weight_standardised_rule(call: Call) -> list[Strategy]:
     """``WSConv2d``: weight, gain and bias."""
     module = cast(WeightStandardised, call.module)
-    left, right, top, bottom = module.padding_for(*call.input.shape[-2:])
+    left, right, top, bottom = (0,) * 4 if call.padded else module.padding_for(*call.input.shape[-2:])
     kernel, stride, dilation = ((size, size) for size in (module.kernel_size, module.stride, module.dilation))
     geometry = Geometry(kernel, stride, dilation, (top, left), (bottom, right), module.groups)
     conv = operands(call, geometry)
     weight = module.weight.detach().to(working_dtype(conv.weight.dtype))
     filters = filters_of(weight, module.gain.detach().to(weight.dtype), module.eps)
+    return _strategies(call, conv, filters, 1.0)
 
-    def by_columns() -> dict[str, Piece]:
-        return _keep(call, {**bias_piece(call), **_columns_pieces(conv, filters)})
 
-    def by_calls() -> dict[str, Piece]:
-        return _keep(call, {**bias_piece(call), **_library_pieces(conv, filters)})
+def variance_standardised_rule(call: Call) -> list[Strategy]:
+    """A convolution whose filters went through a batch norm over themselves, as timm's ScaledStdConv2d."""
+    module = cast(VarianceStandardised, call.module)
+    conv = operands(call, geometry_of(module, tuple(call.input.shape[2:])))
+    weight = module.weight.detach().to(working_dtype(conv.weight.dtype))
+    gain = torch.ones_like(weight[:, 0].flatten(1)[:, 0]) if module.gain is None else module.gain.detach()
+    filters = filters_by_variance(weight, gain.to(weight.dtype) * module.factor, module.eps)
+    return _strategies(call, conv, filters, module.factor * filters.fan_in**0.5)
 
-    def by_gram() -> dict[str, Piece]:
-        return _keep(call, {**bias_piece(call), **_gram_pieces(call, conv, filters)})
 
-    def directly() -> dict[str, Piece]:
-        return _keep(call, _direct_pieces(conv, filters))
+def _strategies(call: Call, conv: Convolution, filters: Filters, gain_factor: float) -> list[Strategy]:
+    """``gain_factor`` times <G, u> is the gradient of the gain."""
 
+    def kept(form: Callable[[], Found], *, with_bias: bool = True) -> Callable[[], dict[str, Piece]]:
+        def pieces() -> dict[str, Piece]:
+            found, along = form()
+            gain = getattr(call.module, "gain", None)
+            if "gain" in call.names and gain is not None:
+                each = (along * gain_factor).to(working_dtype(gain.dtype))
+                found["gain"] = Materialised(each.view(len(each), *gain.shape))
+            if with_bias:
+                found |= bias_piece(call)
+            return {name: piece for name, piece in found.items() if name in call.names}
+
+        return pieces
+
+    work = conv.multiply_adds
     strategies = [
-        Strategy("columns", conv.multiply_adds * 1.3, by_columns),
-        Strategy("library", conv.multiply_adds * 1.4, by_calls),
+        Strategy("columns", work * 1.3, kept(lambda: _columns_pieces(conv, filters))),
+        Strategy("library", work * 1.4, kept(lambda: _library_pieces(conv, filters))),
     ]
     if offers_direct(conv):
-        strategies.append(Strategy("direct", conv.multiply_adds * 1.1, directly))
-    steep = (module.bias.detach().abs() > MAX_BIAS_TO_GAIN * module.gain.detach().flatten().abs()).any()
+        directly = kept(lambda: _direct_pieces(conv, filters), with_bias=False)
+        strategies.append(Strategy("direct", work * 1.1, directly))
+        if twice_pays(conv):
+            in_two_passes = kept(lambda: _twice_pieces(conv, filters), with_bias=False)
+            strategies.append(Strategy("twice", work * 2.2, in_two_passes))
     # the output of a layer in half precision is rounded by more than a norm may be
     exact = call.outputs is not None and call.outputs[0].dtype == conv.gradients.dtype
-    if exact and gram_pays(conv) and not steep:
+    if exact and gram_pays(conv) and not _is_steep(cast(Weighted, call.module).bias, filters.gain):
+        by_gram = kept(lambda: _gram_pieces(call, conv, filters))
         strategies.append(Strategy("gram", gram_multiply_adds(conv), by_gram))
-    return strategies
+    return rounding_alike(conv, strategies)
 
 
-def _keep(call: Call, pieces: dict[str, Piece]) -> dict[str, Piece]:
-    return {name: piece for name, piece in pieces.items() if name in call.names}
+def _is_steep(bias: Tensor | None, gain: Tensor) -> bool:
+    """Whether <G, u> cannot be read off the layer's output: a gain near 0, or far below the bias."""
+    least = (
+        SMALLEST_GAIN if bias is None else (bias.detach().abs() / MAX_BIAS_TO_GAIN).clamp(min=SMALLEST_GAIN)
+    )
+    return bool((gain.abs() < least).any())
 
 
-def _direct_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
+Found = tuple[dict[str, Piece], Tensor]  # pieces of weight and perhaps bias, and <G, u>
+
+
+def _direct_pieces(conv: Convolution, filters: Filters) -> Found:
     gradients, moments, shifts = direct_gradients(conv, filters.direction)
-    weight = Materialised(
+    weight = InParts(
         gradients, filters.squared_norms(*moments), lambda total: filters.project(channels_second(total))
     )
-    return {"weight": weight, "gain": _gain(moments[2], conv), "bias": Materialised(shifts)}
+    return {"weight": weight, "bias": Materialised(shifts)}, moments[2]
 
 
-def _columns_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
+def _twice_pieces(conv: Convolution, filters: Filters) -> Found:
+    moments, shifts = twice_moments(conv, filters.direction)
+    plain_sum = twice_sum(conv)
+    weight = Deferred(
+        filters.squared_norms(*moments), lambda factors: filters.project(plain_sum(factors)), conv.held_bytes
+    )
+    return {"weight": weight, "bias": Materialised(shifts)}, moments[2]
+
+
+def _columns_pieces(conv: Convolution, filters: Filters) -> Found:
     gradients = gradient_buffer(conv)
     moments = torch.empty(3, *gradients.shape[1:3], dtype=torch.float64, device=gradients.device)
     directions = filters.direction.movedim((2, 1), (0, -1)).reshape(len(gradients), *gradients.shape[2:])
     for units in unit_gradients(conv, gradients):  # while they are in cache
         moments[:, units] = filter_moments(gradients[:, units].to(directions.dtype), directions)
     weight = ByKernelRow(gradients, filters.squared_norms(*moments), conv.weight.shape, filters.project)
-    return {"weight": weight, "gain": _gain(moments[2], conv)}
+    return {"weight": weight}, moments[2]
 
 
-def _library_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
+def _library_pieces(conv: Convolution, filters: Filters) -> Found:
     gradients = list(by_library(conv))
     order = memory_order(gradients[0])
     directions = filters.direction.permute(order).flatten(1)
@@ -160,29 +231,36 @@ def _library_pieces(conv: Convolution, filters: Filters) -> dict[str, Piece]:
         dim=1,
     )
     weight = ByUnit(gradients, filters.squared_norms(*moments), filters.project)
-    return {"weight": weight, "gain": _gain(moments[2], conv)}
+    return {"weight": weight}, moments[2]
 
 
-def _gram_pieces(call: Call, conv: Convolution, filters: Filters) -> dict[str, Piece]:
+def _gram_pieces(call: Call, conv: Convolution, filters: Filters) -> Found:
     """Norms only. <G, u> comes from the layer's own output, sum(G) from a box filter of the inputs."""
-    module, segments, gradients = cast(WeightStandardised, call.module), call.segments, conv.gradients
+    segments, gradients, bias = call.segments, conv.gradients, cast(Weighted, call.module).bias
     assert call.outputs is not None  # else this strategy is not offered
-    gain, bias = module.gain.detach().flatten(), module.bias.detach()
     shift, outputs = channel_sums(gradients, call.outputs[0].to(gradients.dtype))
-    along = segments.sum((outputs - bias * shift) / gain)
+    lost_along = torch.zeros_like(shift)
+    if bias is not None:
+        outputs = outputs - bias.detach() * shift
+        # where inputs are small beside the bias, what is left of the output is rounding
+        lengths = torch.linalg.vector_norm(gradients, 1, dim=tuple(range(2, gradients.dim())))
+        lost_along = lengths * bias.detach().abs()
+    along = segments.sum(outputs / filters.gain)
+    lost_along = (
+        segments.sum(lost_along / filters.gain.abs()) * LOST_TO_BIAS * torch.finfo(gradients.dtype).eps
+    )
     sums = segments.sum(position_products(gradients, _box_sums(conv)))
     slope = filters.slope.view(1, -1, *[1] * (gradients.dim() - 2))
     # The Gram norm sees all channels together, so the slopes go into g: norms are then of a * G.
     scaled = gram_products(conv, gradients * slope)
     squared = filters.slope.double().square()
-    removed = squared * (sums.double().square() / filters.fan_in + filters.free * along.double().square())
+    certain = (along.abs() - lost_along).clamp(min=0)
+    removed = squared * filters.removed_part(sums, certain)
     lost = 16 * torch.finfo(gradients.dtype).eps * scaled
     norms = (scaled - removed.sum(dim=1)).clamp(min=0) + lost
     plain_sum = deferred_sum(conv)
-    return {
-        "weight": Deferred(norms, lambda factors: filters.project(plain_sum(factors))),
-        "gain": _gain(along, conv),
-    }
+    summed = Deferred(norms, lambda factors: filters.project(plain_sum(factors)), conv.held_bytes)
+    return {"weight": summed}, along
 
 
 def _box_sums(conv: Convolution) -> Tensor:
@@ -196,7 +274,3 @@ def _box_sums(conv: Convolution) -> Tensor:
         step = tuple(slice(None, None, stride if i == axis else 1) for i in range(summed.dim()))
         summed = sum(summed.narrow(axis, start, window)[step] for start in starts)
     return summed.repeat_interleave(conv.gradients.shape[1] // groups, dim=1) if groups > 1 else summed
-
-
-def _gain(along: Tensor, conv: Convolution) -> Materialised:
-    return Materialised(along.to(working_dtype(conv.weight.dtype))[:, :, None, None, None])

@@ -39,6 +39,7 @@ class WSConv2d(nn.Module):
 
     gradient_rule = staticmethod(weight_standardised_rule)
     keeps_output = True  # the rule may read <G, u> off the output
+    pads_input = True  # uneven zeros are a copy of the input, which the rule can take instead
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from sfumato.errors import ConfigError
 from sfumato.features.backbone import BackboneFeatures, folded
 from sfumato.features.combined import CombinedFeatures
+from sfumato.features.patch_bank import WidePatchFeatures
 from sfumato.features.patch_features import PatchFeatures
 from sfumato.features.scatter_features import GroupedScatterMaps, ScatterFeatures, ScatterMaps
 from sfumato.models import efficientnet_lite
@@ -46,16 +47,23 @@ class FixedFeatures(Classifier):
 
 
 class FeatureClassifier(FixedFeatures):
-    """Fixed features under a linear head, which begins at zero."""
+    """Fixed features under a linear head, which begins at zero.
 
-    def __init__(self, extractor: Extractor, *, num_classes: int) -> None:
+    Clipping sees rows of ``row_norm`` beside the bias's constant 1. At norm 1 the bias takes half of each
+    unit's squared gradient, though it has next to nothing to learn; at norm 3 a tenth.
+    """
+
+    def __init__(self, extractor: Extractor, *, num_classes: int, row_norm: float = 1.0) -> None:
         super().__init__(extractor)
+        if not 0 < row_norm < math.inf:
+            raise ConfigError("bad-model-option", f"row_norm={row_norm} is no norm.", fix="Use 1 or 3.")
+        self.row_norm = row_norm
         self.head = nn.Linear(extractor.num_features, num_classes)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def features(self, x: Tensor) -> Tensor:
-        return self.rows(x)
+        return self.row_norm * self.rows(x)
 
 
 class ScatterNet(FixedFeatures):
@@ -97,6 +105,7 @@ def patches(
     grid: int = 3,
     spread: float = 0.5,
     mirror: bool = True,
+    row_norm: float = 1.0,
 ) -> FeatureClassifier:
     """Patch features, to be fitted on generated images by ``extractor.fit()``."""
     extractor = PatchFeatures(
@@ -110,7 +119,7 @@ def patches(
         spread=spread,
         mirror=mirror,
     )
-    return FeatureClassifier(extractor, num_classes=num_classes)
+    return FeatureClassifier(extractor, num_classes=num_classes, row_norm=row_norm)
 
 
 def scatter(
@@ -123,6 +132,7 @@ def scatter(
     spread: float = 0.5,
     mirror: bool = True,
     group_norm: bool = False,
+    row_norm: float = 1.0,
 ) -> FeatureClassifier:
     """Wavelet scattering, whitened on generated images by ``extractor.fit()``."""
     extractor = ScatterFeatures(
@@ -134,7 +144,7 @@ def scatter(
         mirror=mirror,
         group_norm=group_norm,
     )
-    return FeatureClassifier(extractor, num_classes=num_classes)
+    return FeatureClassifier(extractor, num_classes=num_classes, row_norm=row_norm)
 
 
 def scatter_cnn(
@@ -172,6 +182,7 @@ def patches_scatter(
     num_patches: int = 256,
     num_directions: int = 2500,
     mirror: bool = True,
+    row_norm: float = 1.0,
 ) -> FeatureClassifier:
     """One layer of patch features beside wavelet scattering, to be fitted by ``extractor.fit()``."""
     shared = _Shared(
@@ -180,7 +191,32 @@ def patches_scatter(
     extractor = CombinedFeatures(
         [PatchFeatures(num_layers=1, num_patches=num_patches, **shared), ScatterFeatures(**shared)]
     )
-    return FeatureClassifier(extractor, num_classes=num_classes)
+    return FeatureClassifier(extractor, num_classes=num_classes, row_norm=row_norm)
+
+
+def wide(
+    *,
+    num_classes: int,
+    in_channels: int = 3,
+    image_size: int = 32,
+    num_patches: int = 1024,
+    coarse_patches: int = 0,
+    num_directions: int = 2500,
+    mirror: bool = True,
+    low_precision: bool = True,
+    row_norm: float = 3.0,
+) -> FeatureClassifier:
+    """Wide banks of patches of the image and of its half, beside wavelet scattering."""
+    shared = _Shared(
+        image_size=image_size, in_channels=in_channels, num_directions=num_directions, mirror=mirror
+    )
+    banks = [
+        WidePatchFeatures(num_patches=count, shrink=shrink, low_precision=low_precision, **shared)
+        for count, shrink in ((num_patches, 1), (coarse_patches, 2))
+        if count
+    ]
+    extractor = CombinedFeatures([*banks, ScatterFeatures(**shared)])
+    return FeatureClassifier(extractor, num_classes=num_classes, row_norm=row_norm)
 
 
 def lite_features(
@@ -193,6 +229,7 @@ def lite_features(
     square_root: bool = True,
     low_precision: bool = False,
     pretrained: bool = True,
+    row_norm: float = 1.0,
 ) -> FeatureClassifier:
     """EfficientNet-Lites under a head: ``networks`` names one or several, such as "lite0 lite2".
 
@@ -213,7 +250,7 @@ def lite_features(
         low_precision=low_precision,
         pretrained=pretrained,
     )
-    return FeatureClassifier(extractor, num_classes=num_classes)
+    return FeatureClassifier(extractor, num_classes=num_classes, row_norm=row_norm)
 
 
 def lite_backbone(
@@ -260,6 +297,10 @@ VARIANTS = {
     "patches_scatter": Variant(
         build=patches_scatter,
         summary="patch features beside wavelet scattering, frozen; linear head",
+    ),
+    "wide_patches_scatter": Variant(
+        build=wide,
+        summary="wide banks of patches beside wavelet scattering, frozen; linear head",
     ),
     "efficientnet_lite0_features": Variant(
         build=lite_features, summary="EfficientNet-Lite0 of ImageNet, frozen; linear head", input_size=224

@@ -33,3 +33,4 @@ class FeatureSettings:
     )
     reference_steps: Positive = setting(60, "steps at ε = 1 on 50,000 units; scaled to the budget")
     reference_rate: NotNegative = setting(20.0, "learning rate there; scaled to the budget")
+    rate_power: NotNegative = setting(2 / 3, "of the budget, with which the learning rate grows")

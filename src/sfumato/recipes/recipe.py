@@ -29,6 +29,7 @@ from sfumato.recipes.settings import (
     AboveZero,
     Count,
     FromOne,
+    HalfTurn,
     Inside,
     NotNegative,
     Positive,
@@ -137,6 +138,29 @@ class AugmentationSettings:
     flip: bool = setting(True, "horizontal flips")
     mixed_views: Count = setting(0, "further views, each mixed of two of them (DP-Mix, Bao et al. 2023)")
     mix_alpha: AboveZero = setting(0.2, "α of Beta(α, α), from which the weight in a mixture is drawn")
+    zoom: Share = setting(0.0, "views 1/(1 + zoom) to 1 + zoom times as large; 0: none of it, as below")
+    stretch: Share = setting(0.0, "width against height, as a share up and down")
+    rotation: HalfTurn = setting(0.0, "degrees to either side")
+    shift: Share = setting(0.0, "of the side, each way")
+    gamma: Share = setting(0.0, "exponents of the grey values from 1/(1 + gamma) to 1 + gamma")
+    contrast: Share = setting(0.0, "distances from middle grey times 1 ± this")
+    brightness: Share = setting(0.0, "added or taken away, of a white that is 1")
+    sharpness: Share = setting(0.0, "1: from a blur over 3 pixels to as much sharpening")
+    grain: Share = setting(0.0, "largest standard deviation of added noise, of a white that is 1")
+
+
+# Of views, beyond crops and flips; data.distortion.Distortion has the same names
+DISTORTIONS = (
+    "zoom",
+    "stretch",
+    "rotation",
+    "shift",
+    "gamma",
+    "contrast",
+    "brightness",
+    "sharpness",
+    "grain",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

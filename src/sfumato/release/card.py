@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sfumato.privacy.statement import round_up
-from sfumato.recipes.recipe import Recipe
+from sfumato.recipes.recipe import DISTORTIONS, Recipe
 from sfumato.release.escaping import markdown
 from sfumato.release.finding_rows import COLUMNS, finding_rows
 from sfumato.training.evaluation import AnyScores
@@ -217,7 +217,10 @@ def _training(config: Mapping[str, Any], recipe: Recipe | None) -> str:
     kind = "findings, any number in an image" if config.get("task") == "multi-label" else "classes"
     rate = f"{training.optimizer}, learning rate {training.learning_rate:g} ({recipe.schedule.name})"
     views, mixed = recipe.augmentation.views, recipe.augmentation.mixed_views
-    shown = f"{views} views per image" + (f" and {mixed} mixtures of them" if mixed else "")
+    shown = f"{views} view{'s' if views > 1 else ''} per image" + (
+        f" and {mixed} mixtures of them" if mixed else ""
+    )
+    shown += _distortions(recipe)
     filtered = "" if training.kalman_gain is None else f", Kalman filter of gain {training.kalman_gain:g}"
     return (
         f"## Training\n\n{len(config['classes'])} {kind}; {channels} images of {size} x {size} pixels, "
@@ -226,6 +229,14 @@ def _training(config: Mapping[str, Any], recipe: Recipe | None) -> str:
         f"{training.ema_decay:g}. {_canaries(recipe)}Weights are safetensors; nothing in this folder is "
         "executable."
     )
+
+
+def _distortions(recipe: Recipe) -> str:
+    """What views are changed by beyond crops and flips, with the largest change of each kind."""
+    settings = recipe.augmentation
+    largest = {name: getattr(settings, name) for name in DISTORTIONS}
+    listed = ", ".join(f"{name} {value:g}" for name, value in largest.items() if value)
+    return f" ({listed})" if listed else ""
 
 
 def _canaries(recipe: Recipe) -> str:

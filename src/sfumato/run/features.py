@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from sfumato.data import KNOWN_SETS, ImageSet
+from sfumato.data.generated import fitting_images
 from sfumato.data.pixels import Pixels
 from sfumato.errors import ConfigError
 from sfumato.features.cache import OnProgress, checksum, complete_parts, features_of, not_writable
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 _REFERENCE_SIGNAL = 0.268 * 50_000
 _MAX_RATIO = 20.0  # above it noise no longer limits the number of steps
 _MAX_RATIO_FOR_RATE = 6.3  # above it a larger rate does harm whatever the noise: ε = 8 on 50,000 images
+_DRAWN_TO_TIME = 32  # generated images
 _NON_PRIVATE_FACTOR = 2.0  # of reference_rate: without privacy nothing is clipped, and batches are smaller
 
 
@@ -89,7 +92,7 @@ def with_budget_settings(recipe: Recipe, *, num_units: int, delta: float) -> Rec
     if recipe.privacy.enabled:
         if recipe.privacy.epsilon is not None:
             ratio = min(ratio, gaussian_mu(recipe.privacy.epsilon, delta) * num_units / _REFERENCE_SIGNAL)
-        factor = min(ratio, _MAX_RATIO_FOR_RATE) ** (2 / 3)
+        factor = min(ratio, _MAX_RATIO_FOR_RATE) ** settings.rate_power
     steps = round(settings.reference_steps * max(ratio, 1 / ratio) ** 0.29)
     rate = settings.reference_rate * factor * min(1.0, ratio) ** 0.58  # as much smaller as steps are more
     given_steps = training.num_steps or training.num_epochs  # of full batches, an epoch is a step
@@ -184,6 +187,19 @@ def load_extractor(model: nn.Module, recipe: Recipe) -> bool:
         if value.is_floating_point():
             value.copy_(0.01 * torch.randn(value.shape))
     return False
+
+
+def fitting_note(recipe: Recipe, shape: Sequence[int]) -> str:
+    """What an estimate leaves out as long as features for images of ``shape`` are not fitted."""
+    assert recipe.features is not None  # else nothing is fitted
+    num_images, few = recipe.features.num_images, _DRAWN_TO_TIME
+    start = time.perf_counter()
+    fitting_images(few, image_size=shape[-1], channels=shape[1], seed=recipe.features.seed)
+    minutes = math.ceil((time.perf_counter() - start) * num_images / few / 60)
+    return (
+        f"Features are not fitted yet. Training draws {num_images:,} images for them first, about {minutes} "
+        "min, and fits them; both once for this size, and not in the time below."
+    )
 
 
 def _entry(extractor: nn.Module, settings: FeatureSettings, folder: Path | None) -> Path:

@@ -10,7 +10,7 @@ from torch import nn
 from sfumato.data import ImageSet
 from sfumato.randomness import RandomSource
 from sfumato.recipes.recipe import Recipe
-from sfumato.run.features import fit_extractor, load_extractor
+from sfumato.run.features import fit_extractor, fitting_note, load_extractor
 from sfumato.run.networks import initial_model
 from sfumato.run.progress import ProgressObserver
 from sfumato.run.weights import Checkpoint, transfer_weights
@@ -35,7 +35,8 @@ def build_network(
     choose_trained(network, recipe.model.trained)
     network = network.to(device)
     if not fit:
-        load_extractor(network, recipe)
+        if not load_extractor(network, recipe) and observer is not None:
+            observer.noted(fitting_note(recipe, train.images.shape))
     elif observer is None:
         fit_extractor(network, recipe)
     else:

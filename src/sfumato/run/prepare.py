@@ -35,7 +35,7 @@ from sfumato.run.features import feature_views
 from sfumato.run.first_network import build_network, start_from
 from sfumato.run.progress import ProgressObserver, features_counter, reading_counter
 from sfumato.run.provenance import Provenance
-from sfumato.run.resolve import Resolved, group_units, load_splits, resolve
+from sfumato.run.resolve import Resolved, distortion_of, group_units, load_splits, resolve
 from sfumato.run.task import probe_targets
 from sfumato.run.weights import Checkpoint, read_checkpoint
 from sfumato.sampling import PoissonSampling
@@ -275,6 +275,7 @@ def image_views(resolved: Resolved) -> Views:
         flip=settings.flip,
         mixed=settings.mixed_views,
         alpha=settings.mix_alpha,
+        distortion=distortion_of(settings),
     )
 
 

@@ -16,13 +16,14 @@ from torch import nn
 
 from sfumato.data import DataSplits, ImageSet, carve_validation, load_data
 from sfumato.data.augmentation import check_mixing, check_normalisation, check_views
+from sfumato.data.distortion import Distortion, check_distortion
 from sfumato.data.images import Task
 from sfumato.data.readers.decode import OnProgress
 from sfumato.data.readers.rendering import Rendering
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.files import read_json, write_json
 from sfumato.privacy.plan import Plan
-from sfumato.recipes.recipe import DataSettings, Recipe
+from sfumato.recipes.recipe import DISTORTIONS, AugmentationSettings, DataSettings, Recipe
 from sfumato.release.documents import ResolvedDocument
 from sfumato.release.run_folder import RunFolder
 from sfumato.run.canaries import check_canaries
@@ -244,12 +245,18 @@ def check_constants(recipe: Recipe, train: ImageSet) -> None:
     views = recipe.augmentation
     check_views(views=views.views, padding=views.padding, size=(height, width))
     check_mixing(views=views.views, mixed=views.mixed_views, alpha=views.mix_alpha)
+    check_distortion(distortion_of(views), views=views.views)
     if recipe.schedule.name == "step" and not recipe.schedule.every_epochs:
         raise ConfigError(
             "bad-value",
             "schedule.every_epochs is 0: the learning rate would change all the time",
             fix="Give a number above 0, or another schedule.",
         )
+
+
+def distortion_of(settings: AugmentationSettings) -> Distortion:
+    """What views are changed by beyond crops and flips."""
+    return Distortion(**{name: getattr(settings, name) for name in DISTORTIONS})
 
 
 def check_steering(recipe: Recipe, splits: DataSplits) -> None:

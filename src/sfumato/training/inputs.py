@@ -16,11 +16,14 @@ from torch import Tensor
 
 from sfumato.data import ImageSet, crop_and_flip, mix_views, normalise
 from sfumato.data.augmentation import check_mixing
+from sfumato.data.distortion import Distortion, check_distortion, distort
 from sfumato.data.pixels import Pixels, are_large
 from sfumato.randomness import UnitRandomness
 from sfumato.training.prefetch import made_ahead
 
-CHOICE, VIEW, MIX = 0, 1, 2  # the draws of a unit: which of its images count, their views, and mixtures
+# The draws of a unit: which of its images count, their views, mixtures of these, and distortions
+CHOICE, VIEW, MIX, DISTORTION = 0, 1, 2, 3
+_NOTHING = Distortion()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,9 +190,11 @@ class Views:
     flip: bool = False
     mixed: int = 0  # needs two views or more
     alpha: float = 0.2
+    distortion: Distortion = _NOTHING  # of each view
 
     def __post_init__(self) -> None:
         check_mixing(views=self.count, mixed=self.mixed, alpha=self.alpha)
+        check_distortion(self.distortion, views=self.count)
 
     @property
     def rows_per_image(self) -> int:
@@ -211,10 +216,8 @@ class Views:
         multiplicity = self.rows_per_image
         packed = units.pack(indices, max_rows=max_rows, views=multiplicity, randomness=randomness)
         for group, pixels in _with_pixels(packed, units.data.images):
-            inputs = normalise(pixels.to(device), self.mean, self.std)
-            if self.count:
-                owners = group.unit_ids.repeat_interleave(group.sizes).numpy()
-                inputs = self._drawn(inputs, owners, group.numbers.numpy(), randomness)
+            owners = group.unit_ids.repeat_interleave(group.sizes).numpy()
+            inputs = self._drawn(pixels.to(device), owners, group.numbers.numpy(), randomness)
             num_units = len(group.unit_ids)
             unit_index = torch.arange(num_units).repeat_interleave(group.sizes * multiplicity)
             if inputs.dim() == 4:  # the faster format for convolutions; weights keep theirs
@@ -232,12 +235,21 @@ class Views:
     ) -> Tensor:
         """The rows of each image, by the draws of its unit ``owners`` and its number within the unit."""
 
-        def words(count: int, stream: int) -> Tensor:
-            drawn = randomness.words(owners, numbers, 3 * count, stream=stream).astype(np.int64)
-            return torch.from_numpy(drawn).view(len(drawn), -1, 3)
+        def words(count: int, each: int, stream: int) -> Tensor:
+            drawn = randomness.words(owners, numbers, each * count, stream=stream).astype(np.int64)
+            return torch.from_numpy(drawn).view(len(drawn), count, each)
 
-        views = crop_and_flip(images, words(self.count, VIEW), padding=self.padding, flip=self.flip)
+        if not self.count:
+            return normalise(images, self.mean, self.std)
+        places = words(self.count, 3, VIEW)
+        if self.distortion:  # of each view its own
+            each = self.distortion.num_words((images.shape[-2], images.shape[-1]))
+            copies = images.repeat_interleave(self.count, dim=0).float() / 255
+            images = 255 * distort(copies, words(self.count, each, DISTORTION).flatten(0, 1), self.distortion)
+            places = places.flatten(0, 1)[:, None]
+        inputs = normalise(images, self.mean, self.std)
+        views = crop_and_flip(inputs, places, padding=self.padding, flip=self.flip)
         if not self.mixed:
             return views
-        by_image = views.unflatten(0, (len(images), self.count))
-        return mix_views(by_image, words(self.mixed, MIX), alpha=self.alpha).flatten(0, 1)
+        by_image = views.unflatten(0, (len(owners), self.count))
+        return mix_views(by_image, words(self.mixed, 3, MIX), alpha=self.alpha).flatten(0, 1)

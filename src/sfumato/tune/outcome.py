@@ -33,9 +33,19 @@ def finish(trials: Trials, full: DataSplits) -> Found:
         found = _final_run(trials, best, full)
     else:
         found = _best_trial(trials, best, full)
+    if not trials.budget.settings.has_final_run:
+        _remove_losers(trials, best)
     write_json(folder.result, found.as_dict())
     write_pages(folder, trials.budget, records, found)
     return found
+
+
+def _remove_losers(trials: Trials, best: TrialRecord) -> None:
+    """Take away the models that lost: ε covers the best alone, and each of them says that it may go out."""
+    for number in range(trials.num_trials):
+        lost = trials.folder.trial(number) / "release"
+        if number != best.number and lost.exists():
+            shutil.rmtree(lost)
 
 
 def _best(records: list[TrialRecord]) -> TrialRecord:

@@ -156,6 +156,50 @@ static void check_unit_filters(int32_t path, int64_t lanes) {
     free(g.values), free(x.values), free(u.values), free(result.values), free(shifts.values), free(moments.values);
 }
 
+/* bfloat16 of the same array's numbers, which become those that were rounded. */
+static struct halves halves_of(struct floats wide) {
+    struct halves made = {malloc((size_t)wide.count * sizeof(uint16_t)), wide.count};
+    for (int64_t i = 0; i < wide.count; i++) {
+        union { float value; uint32_t bits; } number = {wide.values[i]};
+        made.values[i] = (uint16_t)(number.bits >> 16), number.bits &= 0xffff0000;
+        wide.values[i] = number.value;
+    }
+    return made;
+}
+
+static void check_low_filters(int32_t path) {
+    struct convolution k = {
+        draw(1, 20), draw(1, 3), draw(1, 9), draw(1, 9), draw(1, 12), draw(1, 12), draw(1, 14), draw(1, 80),
+        draw(1, 3), draw(1, 3), draw(1, 2), draw(1, 2), draw(1, 2), draw(1, 2), draw(0, 3), draw(0, 3)};
+    if (draw(0, 3) == 0) k.units = 1, k.height = draw(40, 50), k.width = draw(40, 50), k.filters = 2;
+    int64_t outputs = k.views * k.height * k.width * k.filters, inputs = k.views * k.in_height * k.in_width * k.channels;
+    int64_t length = k.kernel_height * k.kernel_width * k.channels, count = k.units * k.filters;
+    struct floats wide_g = floats_of(k.units * outputs), wide_x = floats_of(k.units * inputs), factors = floats_of(k.units);
+    struct halves g = halves_of(wide_g), x = halves_of(wide_x);
+    struct floats u = floats_of(k.filters * length), room = floats_of(count * length), shifts = floats_of(count);
+    struct halves result = halves_of(room), none = {NULL, 0};
+    struct doubles moments = doubles_of(3 * count), total = doubles_of(k.filters * length);
+    double size = 4 * (double)(k.views * k.height * k.width);
+    done("low_filters", path, low_filters(path, &k, g, x, u, result, moments, shifts));
+    done("low_filters", path, low_filters(path, &k, g, x, u, none, moments, shifts));
+    int32_t summed = low_filter_sum(path, &k, g, x, factors, total);
+    if (k.views * k.height * k.width <= STRETCH) done("low_filter_sum", path, summed);
+    for (int64_t f = 0; f < k.filters; f++)
+        for (int64_t i = 0; i < length; i += 7) {
+            int64_t y = i / (k.kernel_width * k.channels), z = i / k.channels % k.kernel_width;
+            double sum = 0;
+            for (int64_t unit = 0; unit < k.units; unit++) {
+                double one = one_weight(&k, wide_g.values + unit * outputs, wide_x.values + unit * inputs, f, y, z, i % k.channels);
+                union { uint32_t bits; float value; } kept = {(uint32_t)result.values[(unit * k.filters + f) * length + i] << 16};
+                compare("low filter", path, kept.value, one, size + fabs(one) * 300);
+                sum += factors.values[unit] * one;
+            }
+            if (summed == OK) compare("low sum", path, total.values[f * length + i], sum, size * 4 * (double)k.units);
+        }
+    free(wide_g.values), free(wide_x.values), free(g.values), free(x.values), free(u.values), free(room.values);
+    free(shifts.values), free(result.values), free(moments.values), free(total.values), free(factors.values);
+}
+
 static void check_head(int32_t path) {
     int64_t rows = draw(1, 60), count = draw(1, 70), length = draw(1, 90), classes = draw(1, 20);
     struct floats x = floats_of(rows * length), w = floats_of(classes * length), bias = floats_of(classes);
@@ -199,6 +243,7 @@ int main(void) {
             check_channel_sums(path);
             check_group_norm(path);
             check_filter_moments(path);
+            if (kernels_pairs(path)) check_low_filters(path);
             if (lanes > 0) check_unit_filters(path, lanes), check_head(path);
         }
         printf("%s: lanes %d, largest relative error %.1e\n", names[path], (int)lanes, worst);

@@ -1,7 +1,7 @@
 /* AVX2 with fused multiply-add: 16 registers of 8 numbers. */
 #include <math.h>
 
-#include "loops.h"
+#include "convolution.h"
 
 #if BUILDS_AVX
 #define TARGET TARGET_AVX2
@@ -13,6 +13,6 @@
 #include "filter_tiles.h"
 #include "head_tiles.h"
 
-const struct loops avx2_loops = {LANES,     block_sums,   combine,       add_moments,
+const struct loops avx2_loops = {LANES,     IMAGE_LOOPS,  add_moments,
                                  add_lines, block_shifts, add_head_block};
 #endif

@@ -1,7 +1,7 @@
 /* AVX-512 as servers have it since 2017 (F, BW, CD, DQ, VL): 32 registers of 16 numbers. */
 #include <math.h>
 
-#include "loops.h"
+#include "convolution.h"
 
 #if BUILDS_AVX
 #define TARGET TARGET_AVX512
@@ -13,6 +13,6 @@
 #include "filter_tiles.h"
 #include "head_tiles.h"
 
-const struct loops avx512_loops = {LANES,     block_sums,   combine,       add_moments,
+const struct loops avx512_loops = {LANES,     IMAGE_LOOPS,  add_moments,
                                  add_lines, block_shifts, add_head_block};
 #endif

@@ -1,12 +1,5 @@
 /* Each unit's own gradient of a convolution's filters, tile by tile in registers. */
 
-/* The range of output positions whose input, `offset` away, lies inside. */
-static void inside(int64_t count, int64_t size, int64_t stride, int64_t offset, int64_t *first, int64_t *last) {
-    *first = offset < 0 ? (-offset + stride - 1) / stride : 0;
-    *last = size > offset ? least(count, (size - 1 - offset) / stride + 1) : 0;
-    if (*first > *last) *first = *last;
-}
-
 /* Add to result[f, c] the sum of g[f] * x[c] at one offset of the kernel, over the lines from `first` to `last`
  * of all views, for `tall` filters and `broad` vectors of channels but for the first channels that are `known`. */
 TILE filter_tile(const struct convolution *k, const float *g, const float *x, int64_t first, int64_t last,

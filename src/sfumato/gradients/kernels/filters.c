@@ -1,21 +1,7 @@
 /* Each unit's own gradient of a convolution's filters; kernels.h says what is returned. */
-#include "checks.h"
-#include "loops.h"
+#include "convolution.h"
 
 enum { NEAR = 256 }; /* positions of a stretch of lines, which stay in cache and whose sum keeps its digits */
-
-/* Whether all sizes are such that products of two of them, and of a stride with a position, are numbers. */
-static enum status check_shape(const struct convolution *k) {
-    const int64_t least_ones[] = {k->units, k->top, k->left}; /* zero is fine */
-    const int64_t others[] = {k->views,        k->height,       k->width,    k->in_height, k->in_width,
-                              k->filters,      k->channels,     k->stride_y, k->stride_x,  k->dilation_y,
-                              k->dilation_x,   k->kernel_width, k->kernel_height};
-    for (size_t i = 0; i < sizeof least_ones / sizeof *least_ones; i++)
-        if (least_ones[i] < 0 || least_ones[i] > INT32_MAX) return WRONG_SIZE;
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (others[i] < 1 || others[i] > INT32_MAX) return WRONG_SIZE;
-    return OK;
-}
 
 /* One unit: its filters, their moments (3, count) and its sums of g. */
 static void one_unit(const struct loops *loops, const struct convolution *k, const float *g, const float *x,

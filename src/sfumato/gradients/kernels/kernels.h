@@ -13,14 +13,17 @@
 
 #include <stdint.h>
 
-enum { VERSION = 3 }; /* one more whenever arguments change; library.py knows it too */
+enum { VERSION = 4 }; /* one more whenever arguments change; library.py knows it too */
 
 enum status { OK, NO_POINTER, MISALIGNED, WRONG_SIZE, OUT_OF_RANGE, NO_MEMORY, UNSUPPORTED };
 
 /* Instruction sets; a build has those of its processor family, a processor some of them. */
 enum path { PLAIN, AVX2, AVX512, NEON };
 
+enum { STRETCH = 1024 }; /* positions of a unit that are summed at once in bfloat16 */
+
 struct floats { float *values; int64_t count; };
+struct halves { uint16_t *values; int64_t count; }; /* bfloat16: the upper half of a float */
 struct doubles { double *values; int64_t count; };
 struct integers { int64_t *values; int64_t count; };
 
@@ -36,6 +39,9 @@ int32_t kernels_version(void);
  * -1: the path is not there, in this build or on this processor. */
 int32_t kernels_lanes(int32_t path);
 
+/* Whether the path multiplies pairs of bfloat16, which low_filters and low_filter_sum need. */
+int32_t kernels_pairs(int32_t path);
+
 /* (rows, channels): sums over positions of g and of g * x. */
 int32_t channel_sums(int32_t path, struct floats g, struct floats x, int64_t rows, int64_t positions,
                      int64_t channels, struct floats sums, struct floats products);
@@ -45,6 +51,19 @@ int32_t group_norm_backward(int32_t path, struct floats g, struct floats x, stru
                             struct floats inverse, struct floats weight, int64_t rows, int64_t positions,
                             int64_t channels, int64_t groups, struct floats gradient, struct floats scale,
                             struct floats shift);
+
+/* The same of images in bfloat16: all is summed as above, and the input's gradient is rounded. */
+int32_t low_group_norm_backward(int32_t path, struct halves g, struct halves x, struct floats mean,
+                                struct floats inverse, struct floats weight, int64_t rows, int64_t positions,
+                                int64_t channels, int64_t groups, struct halves gradient, struct floats scale,
+                                struct floats shift);
+
+/* Adds to `total` the sum over units of factor * values, (units, length): in float over 8 units, in double
+ * beyond. A unit of factor 0 is not read. */
+int32_t weighted_sum(int32_t path, struct floats values, struct floats factors, int64_t units, int64_t length,
+                     struct doubles total);
+int32_t low_weighted_sum(int32_t path, struct halves values, struct floats factors, int64_t units,
+                         int64_t length, struct doubles total);
 
 /* (3, units, filters): of each filter v the sum of squares, the sum, and the product with its direction u.
  * A filter consists of `parts` pieces of `length` values; those of one unit lie `apart` from each other. */
@@ -56,6 +75,18 @@ int32_t filter_moments(int32_t path, struct floats values, struct floats directi
 int32_t unit_filters(int32_t path, const struct convolution *shape, struct floats g, struct floats x,
                      struct floats directions, struct floats result, struct doubles moments,
                      struct floats shifts);
+
+/* unit_filters of images in bfloat16, summed in float. The gradient is rounded to bfloat16 and its moments are
+ * of what was rounded; with an empty `result` it is not kept, and they are of the sums in float. */
+int32_t low_filters(int32_t path, const struct convolution *shape, struct halves g, struct halves x,
+                    struct floats directions, struct halves result, struct doubles moments,
+                    struct floats shifts);
+
+/* Adds to `total` (filters, kernel height, kernel width, channels) the sum over units of factor * gradient,
+ * the gradient being bit for bit the one whose moments low_filters gives with an empty result. Units of at most
+ * STRETCH positions. A unit of factor 0 is not read. */
+int32_t low_filter_sum(int32_t path, const struct convolution *shape, struct halves g, struct halves x,
+                       struct floats factors, struct doubles total);
 
 /* The clipped sum of a softmax regression over `count` rows, in one pass over memory and in this thread. A
  * row's gradient has the norm |p - y| * sqrt(square), and counts with `bound` over it where that is below 1;

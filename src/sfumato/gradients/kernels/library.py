@@ -20,13 +20,19 @@ from torch import Tensor
 
 from sfumato.errors import ConfigError
 
-VERSION = 3  # of kernels.h: an older library would be called with arguments it does not know
+VERSION = 4  # of kernels.h: an older library would be called with arguments it does not know
 PATHS = {"avx512": 2, "avx2": 1, "neon": 3, "plain": 0}  # best first, as kernels.h numbers them
 ENVIRONMENT = "SFUMATO_KERNELS"
 
 
 class Floats(ctypes.Structure):
     """float32 values and how many there are."""
+
+    _fields_ = (("values", c_void_p), ("count", c_int64))
+
+
+class Halves(ctypes.Structure):
+    """bfloat16 values and how many there are."""
 
     _fields_ = (("values", c_void_p), ("count", c_int64))
 
@@ -56,12 +62,17 @@ class Convolution(ctypes.Structure):
     )
 
 
-ARRAYS = {torch.float32: Floats, torch.float64: Doubles, torch.int64: Integers}
+ARRAYS = {torch.float32: Floats, torch.bfloat16: Halves, torch.float64: Doubles, torch.int64: Integers}
 SIGNATURES: dict[str, Sequence[type]] = {  # after the path; all return a status
     "channel_sums": (Floats, Floats, *[c_int64] * 3, Floats, Floats),
     "group_norm_backward": (*[Floats] * 5, *[c_int64] * 4, *[Floats] * 3),
     "filter_moments": (Floats, Floats, *[c_int64] * 5, Doubles),
     "unit_filters": (POINTER(Convolution), *[Floats] * 4, Doubles, Floats),
+    "low_group_norm_backward": (Halves, Halves, *[Floats] * 3, *[c_int64] * 4, Halves, Floats, Floats),
+    "weighted_sum": (Floats, Floats, c_int64, c_int64, Doubles),
+    "low_weighted_sum": (Halves, Floats, c_int64, c_int64, Doubles),
+    "low_filters": (POINTER(Convolution), Halves, Halves, Floats, Halves, Doubles, Floats),
+    "low_filter_sum": (POINTER(Convolution), Halves, Halves, Floats, Doubles),
     "head_sums": (
         *(Floats, Integers, Integers, Doubles, Floats, Floats, c_double),
         *[c_int64] * 3,
@@ -133,6 +144,19 @@ def kernels_for(*tensors: Tensor) -> Kernels | None:
     if all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors):
         return compiled()
     return None
+
+
+def low_kernels_for(*tensors: Tensor) -> Kernels | None:
+    """The same for images in bfloat16 on a CPU; what goes with them may be float32."""
+    kinds = (torch.bfloat16, torch.float32)
+    if all(tensor.device.type == "cpu" and tensor.dtype in kinds for tensor in tensors):
+        return compiled()
+    return None
+
+
+def multiplies_pairs(kernels: Kernels) -> bool:
+    """Whether this path, on this processor, multiplies pairs of bfloat16."""
+    return bool(kernels.library.kernels_pairs(PATHS[kernels.path]))
 
 
 def open_kernels(

@@ -23,7 +23,20 @@
  * gradient that is stored as float. */
 enum { POSITIONS = 64, CHANNELS = 64, VALUES = 256 }; /* of a stretch, of a block, of a stretch of a filter */
 enum { BLOCK = 32, CLASSES = 128 };                   /* rows of the head's blocks, and its most classes */
+enum { FEW = 8, WEIGHTED = 2048 }; /* units whose weighted sum is in float, and values of it in cache */
 enum { HEAD_BLOCKS = 4 };                             /* of the head that are added in float: 128 rows */
+
+/* bfloat16 is the upper half of a float; to the nearest, and to the even one of two. */
+static inline float widened(uint16_t half) {
+    union { uint32_t bits; float value; } number = {(uint32_t)half << 16};
+    return number.value;
+}
+
+static inline uint16_t rounded(float value) {
+    union { float value; uint32_t bits; } number = {value};
+    uint32_t nearest = (number.bits + 0x7fff + (number.bits >> 16 & 1)) >> 16;
+    return (uint16_t)(value == value ? nearest : 0x7fc0);
+}
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -40,12 +53,23 @@ struct head_block {
     float *losses;
 };
 
+/* Loops over images of float, or of bfloat16. */
+struct image_loops {
+    void (*block_sums)(const void *g, const void *x, const float *centre, int64_t positions, int64_t stride,
+                       int64_t channels, double *sums, double *products);
+    void (*combine)(const void *g, const void *x, const float *centre, int64_t positions, int64_t channels,
+                    const float *a, const float *b, const float *c, void *result);
+    void (*add_weighted)(const void *rows, const float *factors, int64_t units, int64_t apart, int64_t length,
+                         double *total);
+};
+#define IMAGE_LOOPS                          \
+    {block_sums, combine, add_weighted}, {   \
+        low_block_sums, low_combine, low_add_weighted \
+    }
+
 struct loops {
     int32_t lanes; /* 0: the tiles, which are the last three, are absent */
-    void (*block_sums)(const float *g, const float *x, const float *centre, int64_t positions, int64_t stride,
-                       int64_t channels, double *sums, double *products);
-    void (*combine)(const float *g, const float *x, const float *centre, int64_t positions, int64_t channels,
-                    const float *a, const float *b, const float *c, float *result);
+    struct image_loops images, low_images;
     void (*add_moments)(const float *v, const float *u, int64_t length, double *total);
     void (*add_lines)(const struct convolution *k, const float *g, const float *x, int64_t first,
                       int64_t last, float *result);

@@ -1,7 +1,7 @@
 /* NEON, which every 64-bit ARM processor has: 32 registers of 4 numbers. */
 #include <math.h>
 
-#include "loops.h"
+#include "convolution.h"
 
 #if BUILDS_NEON
 #define TARGET
@@ -13,6 +13,6 @@
 #include "filter_tiles.h"
 #include "head_tiles.h"
 
-const struct loops neon_loops = {LANES,     block_sums,   combine,       add_moments,
+const struct loops neon_loops = {LANES,     IMAGE_LOOPS,  add_moments,
                                  add_lines, block_shifts, add_head_block};
 #endif

@@ -19,3 +19,5 @@ int32_t kernels_lanes(int32_t path) {
     const struct loops *loops = loops_of(path);
     return loops == NULL ? -1 : loops->lanes;
 }
+
+int32_t kernels_pairs(int32_t path) { return runs_pairs(path); }

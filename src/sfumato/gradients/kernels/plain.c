@@ -4,4 +4,4 @@
 #define TARGET
 #include "sum_loops.h"
 
-const struct loops plain_loops = {0, block_sums, combine, add_moments, NULL, NULL, NULL};
+const struct loops plain_loops = {0, IMAGE_LOOPS, add_moments, NULL, NULL, NULL};

@@ -13,6 +13,12 @@
 #define TARGET_AVX512 \
     __attribute__((   \
         target("avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,bmi,bmi2,lzcnt,movbe,f16c")))
+#if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
+#define BUILDS_PAIRS 1 /* products of pairs of bfloat16 */
+#define TARGET_PAIRS                                                                                    \
+    __attribute__((target("avx512bf16,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,bmi,bmi2,lzcnt," \
+                          "movbe,f16c")))
+#endif
 #elif defined(__aarch64__)
 #define BUILDS_NEON 1
 #endif
@@ -33,6 +39,16 @@ static inline int runs(int32_t path) {
     if (path == NEON) return 1; /* every 64-bit ARM processor has it */
 #endif
     return 0;
+}
+
+/* Whether this path may call functions that multiply pairs of bfloat16. */
+static inline int runs_pairs(int32_t path) {
+#if BUILDS_PAIRS
+    return path == AVX512 && runs(path) && __builtin_cpu_supports("avx512bf16");
+#else
+    (void)path;
+    return 0;
+#endif
 }
 
 #endif

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from sfumato.gradients.kernels.library import kernels_for
+from sfumato.gradients.kernels.library import kernels_for, low_kernels_for
 
 CHUNK_VALUES = 524_288  # values whose product stays in cache until it is summed
 
@@ -53,14 +53,19 @@ def group_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a group norm's input, and of its scale and shift for each row on its own.
 
-    ``mean`` and ``inverse`` are (rows, groups), as the forward pass has computed them.
+    ``mean`` and ``inverse`` are (rows, groups), as the forward pass has computed them. Images may be bfloat16
+    beside weights in float32: then the input's gradient is too, and all is summed in float32 or better.
     """
     rows, channels = inputs.shape[:2]
     positions, groups = math.prod(inputs.shape[2:]), mean.shape[1]
-    last = _channels_last(inputs)
+    last, low = _channels_last(inputs), inputs.dtype == gradient.dtype == torch.bfloat16 != weight.dtype
     layout = torch.channels_last if last else torch.contiguous_format
+    kernels = (low_kernels_for if low else kernels_for)(gradient, inputs, mean, inverse, weight)
+    if low and (kernels is None or not last):
+        wide = gradient.to(weight.dtype), inputs.to(weight.dtype)
+        result, scale, shift = group_norm_backward(*wide, mean, inverse, weight)
+        return result.to(inputs.dtype), scale, shift
     gradient, inputs = gradient.contiguous(memory_format=layout), inputs.contiguous(memory_format=layout)
-    kernels = kernels_for(gradient, inputs, mean, inverse, weight)
     if kernels is None or not last:
         result = torch.ops.aten.native_group_norm_backward(
             gradient, inputs, mean, inverse, weight, rows, channels, positions, groups, [True, False, False]
@@ -69,14 +74,31 @@ def group_norm_backward(
         centre, spread = (value.repeat_interleave(channels // groups, dim=1) for value in (mean, inverse))
         return result, (products - centre * sums) * spread, sums
     result = torch.empty_like(inputs)
-    scale, shift = inputs.new_empty(rows, channels), inputs.new_empty(rows, channels)
+    scale, shift = weight.new_empty(rows, channels), weight.new_empty(rows, channels)
     kernels.call(
-        "group_norm_backward",
+        "low_group_norm_backward" if low else "group_norm_backward",
         *(gradient, inputs, mean.contiguous(), inverse.contiguous(), weight.contiguous()),
         *(rows, positions, channels, groups),
         *(result, scale, shift),
     )
     return result, scale, shift
+
+
+def weighted_rows(rows: Tensor, factors: Tensor, total: Tensor | None = None) -> Tensor | None:
+    """(rows, length) -> (length,): the sum of factor * row in float64, eight rows at a time in float32.
+
+    It is added to ``total``, if that is given. Rows of factor 0 are not read. None where it is not compiled,
+    or for rows of another kind.
+    """
+    low = rows.dtype == torch.bfloat16
+    kernels = (low_kernels_for if low else kernels_for)(rows)
+    if kernels is None or not rows.is_contiguous():
+        return None
+    if total is None:
+        total = torch.zeros(rows.shape[1], dtype=torch.float64, device="cpu")
+    name = "low_weighted_sum" if low else "weighted_sum"
+    kernels.call(name, rows, factors.float().contiguous(), *rows.shape, total)
+    return total
 
 
 def filter_moments(filters: Tensor, directions: Tensor) -> Tensor:
