@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -80,9 +81,19 @@ def _stopped() -> RunError:
     return RunError("run-stopped", "the first rank has ended the run.", fix="Rank 0 says why; see there.")
 
 
+@cache
+def _meeting_place(process: int, *address: str) -> tuple[dist.Store, int, int]:
+    """Where this process meets the others, as long as it lives.
+
+    The first rank serves the others there. Were it closed after a training, a rank that is early for the
+    next one would find the old server, and lose it while it waits.
+    """
+    return next(dist.rendezvous("env://", timeout=timedelta(seconds=_timeout_seconds())))
+
+
 def _join(timeout: timedelta) -> Ranks:
     try:
-        store, number, size = next(dist.rendezvous("env://", timeout=timeout))
+        store, number, size = _meeting_place(os.getpid(), *(os.environ[name] for name in _VARIABLES))
         # a program may train several times: each time is a meeting of its own
         meeting = store.add(f"sfumato/meetings/{number}", 1)
         store = dist.PrefixStore(f"sfumato/{meeting}", store)
