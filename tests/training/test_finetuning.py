@@ -221,7 +221,7 @@ def test_one_shared_image_is_enough_for_the_ledger_to_refuse(public_run, tmp_pat
     recipe = from_weights(public_run, model__weights_are_public=True)
     with pytest.raises(PrivacyError) as caught:
         train(recipe, out=tmp_path / "run", data=stained)
-    assert caught.value.code == "weights-saw-these-images"
+    assert caught.value.code == "weights-saw-these-images", caught.value
     train(recipe, out=tmp_path / "run", data=mixed)
 
 

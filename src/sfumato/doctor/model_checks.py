@@ -21,7 +21,7 @@ from sfumato.doctor.probing import (
     unwrapped,
 )
 from sfumato.doctor.row_independence import check_embeddings, check_evaluation, check_independence
-from sfumato.errors import ModelError, SfumatoError
+from sfumato.errors import ModelError, PrivacyError, SfumatoError
 
 DEFAULT_ROWS = 32
 
@@ -43,7 +43,8 @@ def check_model(
     What is checked at which size: outputs with 1, 5, 7 and 13 rows, and once with ``num_rows``, forward only;
     the bound on sums of gradients with 2 and 3 rows, units of 1 and 2; every strategy of the engine with 2.
     The modes are those of training, frozen parts in evaluation mode, and for outputs evaluation mode too.
-    The model is left as it was. Where float32 leaves a doubt between batches, float64 decides.
+    The model is left as it was. Where float32 leaves a doubt between batches, float64 decides; gradients that
+    then still depend on other units are asked for once more nearby, since a kink is at one place only.
     """
     model = unwrapped(model)
     if not len(inputs):
@@ -83,8 +84,20 @@ def _checked(
     if any(value.requires_grad for value in model.parameters()):
         if not is_half(model, inputs):
             check_engine(model, rows_like(inputs, 2), loss=loss, targets=targets)
-        _check_with_tolerances(gradients, model, inputs)
+        try:
+            _check_with_tolerances(gradients, model, inputs)
+        except PrivacyError:
+            # rounding tipped a ReLU over at just these rows; or the model mixes, here and nearby
+            if not inputs.is_floating_point():
+                raise
+            _check_with_tolerances(gradients, model, _nearby(inputs))
     return [*_frozen_statistics(model), *_random_draws(drawing)]
+
+
+def _nearby(rows: Tensor) -> Tensor:
+    """The rows moved by a hundredth of their spread, so that no value is where it was."""
+    noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(3)).to(rows)
+    return rows.detach() + 0.01 * (rows.std() if rows.numel() > 1 else 1.0) * noise
 
 
 def _check_with_tolerances(
