@@ -168,35 +168,3 @@ def test_a_deep_net_is_not_refused_for_where_its_kinks_fall():
                 (alone[name] - value).norm() / value.norm() for name, value in together[i].items()
             ]
     assert max(differences) > 1e-3  # a pass for each row would have refused it: rounding moves a ReLU's kink
-
-
-class _Rolled(torch.autograd.Function):
-    """Its backward pass hands gradients to the next row where ``mixes`` says so of the rows."""
-
-    @staticmethod
-    def forward(ctx, x, mixes):
-        ctx.mixes = mixes
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.roll(1, 0) if ctx.mixes else gradient, None
-
-
-class MixesAt(nn.Module):
-    """Mixes gradients where ``condition`` holds of the images."""
-
-    def __init__(self, condition) -> None:
-        super().__init__()
-        self.condition, self.first, self.head = condition, nn.Linear(64, 5), nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.head(_Rolled.apply(self.first(x.flatten(1)), bool(self.condition(x))))
-
-
-def test_a_kink_at_just_these_rows_does_not_refuse_a_model_but_mixing_nearby_does():
-    image = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(5))
-    mark = rows_like(image, 3)[2].flatten()[10].item()  # a row that only the comparison between batches has
-    check_model(MixesAt(lambda x: (x == mark).any()), image)
-    with pytest.raises(PrivacyError, match=r"mixes-examples|reorders-rows"):
-        check_model(MixesAt(lambda x: ((x - mark).abs() < 0.3).any()), image)

@@ -178,3 +178,26 @@ def test_what_cannot_be_examined_has_a_code():
         check_model(torch.jit.script(net()), IMAGES)
     with pytest.raises(ModelError, match="forward-fails"):
         check_model(net(), torch.randn(4, 3, 8, 8))
+
+
+class MixesIn(nn.Module):
+    """Adds the mean over the batch, in one precision or in all."""
+
+    def __init__(self, *dtypes: torch.dtype) -> None:
+        super().__init__()
+        self.dtypes, self.head = dtypes, nn.Linear(64, 3)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(x + x.mean(dim=0) if x.dtype in self.dtypes else x)
+
+
+def test_what_only_one_precision_mixes_is_refused_and_says_so():
+    for dtypes, code in (
+        ((torch.float32,), "differs-by-precision"),
+        ((torch.float32, torch.float64), "mixes-examples"),
+    ):
+        with pytest.raises(PrivacyError) as caught:
+            check_model(MixesIn(*dtypes), IMAGES)
+        assert caught.value.code == code
+    check_model(MixesIn(), IMAGES)

@@ -32,7 +32,9 @@ def chain(tmp_path_factory):
     """A without privacy on P; B privately on Q, from A, which is declared public for Q."""
     home = tmp_path_factory.mktemp("chain")
     with Ledger.open(home / "ledger.sqlite") as book:
-        plain = small_recipe(**FEW, privacy__enabled=False, privacy__epsilon=None)
+        plain = small_recipe(
+            **FEW, privacy__enabled=False, privacy__epsilon=None, training__learning_rate=0.1
+        )
         train(plain, out=home / "A", data=images(1, "P"), ledger=book)
         recipe = from_weights(home / "A", model__weights_are_public=True, privacy__epsilon=4.0)
         train(recipe, out=home / "B", data=images(2, "Q"), ledger=book)
