@@ -130,8 +130,8 @@ def _differs_by_precision(mixed: SfumatoError) -> PrivacyError:
     return PrivacyError(
         "differs-by-precision",
         f"{mixed.what.rstrip('.')}; in float64 it does not.",
-        why="Either the model mixes examples in its own precision alone, or rounding hides what it computes, as "
-        "with weights that have grown without bound: then nothing can be learnt from its gradients.",
+        why="Either the model mixes examples in its own precision alone, or rounding hides what it computes, "
+        "as with weights that have grown without bound: then nothing can be learnt from its gradients.",
         fix="Begin with other weights, or train those with a smaller learning rate; look at their size.",
     )
 
