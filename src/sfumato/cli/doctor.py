@@ -116,8 +116,9 @@ def _one_step(recipe: Recipe) -> Recipe:
 def _run_findings(recipe: Recipe, splits: DataSplits | None, *, planned: bool) -> list[Finding]:
     """The run is resolved and its network built as for training: options, channels, first weights, trained
     parts. ``planned``: its plan is examined too."""
-    from sfumato.doctor import Finding, check_forward, examine_plan
+    from sfumato.doctor import Finding, check_forward, examine_plan, examine_precision
     from sfumato.errors import ModelError, PrivacyError
+    from sfumato.models.fixed_features import FeatureClassifier
     from sfumato.randomness import SecureSource
     from sfumato.run import prepare as preparation
     from sfumato.run.first_network import build_network
@@ -131,6 +132,9 @@ def _run_findings(recipe: Recipe, splits: DataSplits | None, *, planned: bool) -
         if planned and resolved.plan is not None:
             findings += examine_plan(resolved.plan)
         network = build_network(resolved.recipe, train, SecureSource(), checkpoint=checkpoint, device=device)
+        in_passes = recipe.privacy.enabled and not isinstance(network, FeatureClassifier)
+        if in_passes and recipe.performance.precision == "bfloat16":
+            findings += examine_precision(device)
         check_forward(network, tuple(train.images.shape[1:]), num_classes=len(train.classes))
         max_rows = recipe.performance.microbatch_size or preparation.fitting_rows(network, train, device)
         return findings + preparation.examine_network(network, train, max_rows=max_rows)

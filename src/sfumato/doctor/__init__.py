@@ -8,7 +8,7 @@ from sfumato.doctor.data_checks import examine_data
 from sfumato.doctor.findings import Finding
 from sfumato.doctor.gradient_check import check_engine
 from sfumato.doctor.model_checks import check_forward, check_model
-from sfumato.doctor.plan_checks import examine_plan, examine_surroundings
+from sfumato.doctor.plan_checks import examine_plan, examine_precision, examine_surroundings
 from sfumato.doctor.row_independence import check_augmentation, check_independence
 from sfumato.doctor.summary import summarise
 
@@ -21,6 +21,7 @@ __all__ = [
     "check_model",
     "examine_data",
     "examine_plan",
+    "examine_precision",
     "examine_surroundings",
     "summarise",
 ]

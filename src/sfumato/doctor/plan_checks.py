@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 
+import torch
+
 from sfumato.doctor.findings import Finding
+from sfumato.features.precision import bfloat16_is_faster
 from sfumato.privacy.plan import Plan
 from sfumato.privacy.statement import round_up
 
@@ -58,6 +61,21 @@ def examine_plan(plan: Plan) -> list[Finding]:
             )
         )
     return findings
+
+
+def examine_precision(device: torch.device) -> list[Finding]:
+    """What a run whose passes are in bfloat16 should know of ``device``."""
+    if bfloat16_is_faster(device):
+        return []
+    return [
+        Finding(
+            severity="note",
+            code="slow-bfloat16",
+            what='performance.precision is "bfloat16", which this processor multiplies slower than float32: '
+            "steps may take ten times as long.",
+            cure="--set performance.precision=float32 changes no epsilon, also on resume.",
+        )
+    ]
 
 
 def examine_surroundings() -> list[Finding]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.errors import ModelError
+from sfumato.features.precision import working_dtype
 from sfumato.layers import FrozenBatchNorm
 
 _ROWS_AT_ONCE = 8
@@ -34,7 +35,8 @@ class BackboneFeatures(nn.Module):
 
     ``networks`` is any module with ``features(images) -> (B, d)``, on images minus ``mean`` over ``std``, or
     several of them: what one network misses, another may see. Each has the same weight; ``num_features`` is
-    the sum over all.
+    the sum over all. ``low_precision``: in bfloat16 on processors that multiply it faster, in float32 on
+    others.
     """
 
     mean: Tensor
@@ -90,7 +92,8 @@ class BackboneFeatures(nn.Module):
         return torch.cat(rows, dim=1) / len(rows) ** 0.5
 
     def _seen_by(self, network: Backbone, inputs: Tensor) -> Tensor:
-        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.low_precision):
+        low = working_dtype(inputs.device, low_precision=self.low_precision) == torch.bfloat16
+        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=low):
             rows = network.features(inputs).float()
             if self.mirror:
                 rows = rows + network.features(inputs.flip(-1)).float()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from sfumato.data.pixels import Pixels, in_parts, map_bytes, rows_at_once
 from sfumato.errors import DataError
+from sfumato.features.precision import bfloat16_is_faster, wants_low_precision
 from sfumato.features.workers import one_per_core
 from sfumato.files import cache_home, check_plain, put, workspace
 
@@ -43,7 +44,8 @@ def features_of(
     """Features (N, d) float32 of uint8 images, memory-mapped from the cache; computed if they are not there.
 
     ``module.described`` holds, in JSON values, what its weights do not tell of its preprocessing. The entry's
-    name is a checksum of it, of the weights and of the images in order: a change of any is another entry.
+    name is a checksum of it, of the weights and of the images in order: a change of any is another entry, and
+    so is another precision.
     Parts are kept as they are done, so that an interruption loses no more than one.
     """
     entry = _entry(module, images, folder)
@@ -92,7 +94,15 @@ def complete_parts(
 
 
 def _entry(module: nn.Module, images: Pixels, folder: Path | None) -> Path:
-    return (folder or cache_home("features")) / f"{checksum(module, images)}.npy"
+    # Not in the checksum: extractors are kept by that too, and fitted ones serve in either precision. A dot,
+    # so that the parts of one are not those of the other, where several machines have one cache.
+    plain = wants_low_precision(module) and not bfloat16_is_faster(_device(module))
+    name = f"{checksum(module, images)}{'.float32' if plain else ''}.npy"
+    return (folder or cache_home("features")) / name
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((value.device for value in module.state_dict().values()), torch.device("cpu"))
 
 
 def _parts(entry: Path, num_rows: int) -> dict[Path, range]:
@@ -167,7 +177,7 @@ def compute_features(module: nn.Module, images: Pixels) -> np.ndarray:
 
 def _blocks(module: nn.Module, images: Pixels, starts: Sequence[int]) -> Generator[np.ndarray, None, None]:
     """The features of ``_ROWS_AT_ONCE`` images from each start on, in this order."""
-    device = next((value.device for value in module.state_dict().values()), torch.device("cpu"))
+    device = _device(module)
     few = rows_at_once(images.shape, _PIXELS_AT_ONCE)  # of large images less than a task's
     module.eval()
 

@@ -1,8 +1,8 @@
 """Wide dictionaries of patches: as patch layers, in the order that large products are fast in.
 
 A patch layer convolves and then divides; here patches are whitened and scaled first, so that all responses
-are one product with the dictionary, in bfloat16 where asked, and pooling is another. A thousand patches then
-cost what a layer of three hundred does.
+are one product with the dictionary, in bfloat16 where that is faster, and pooling is another. A thousand
+patches then cost what a layer of three hundred does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sfumato.errors import ModelError
 from sfumato.features.cache import compute_features
 from sfumato.features.patch_features import SoftPooling
 from sfumato.features.patches import Dictionary, fit_dictionary, normalised
+from sfumato.features.precision import working_dtype
 from sfumato.features.whitening import Whitening
 
 _PATCHES_AT_ONCE = 1024  # their responses in one image stay in a core's cache
@@ -26,7 +27,8 @@ class PatchBank(nn.Module):
     """Images (B, C, H, W) from 0 to 1 → pooled responses (B, 2 · num_patches · grid²), both signs.
 
     Equal, up to rounding, to a ``PatchLayer`` of the same dictionary under ``SoftPooling``. The image is
-    averaged down by ``shrink`` before: patches of the same size then see more of it.
+    averaged down by ``shrink`` before: patches of the same size then see more of it. ``low_precision``: in
+    bfloat16 on processors that multiply it faster, in float32 on others.
     """
 
     whitener: Tensor
@@ -49,7 +51,7 @@ class PatchBank(nn.Module):
     ) -> None:
         super().__init__()
         self.patch_size, self.shrink, self.mirror = patch_size, shrink, mirror
-        self.dtype = torch.bfloat16 if low_precision else torch.float32
+        self.low_precision = low_precision
         self.stride = max(1, image_size // shrink // 32)
         seen = image_size // shrink - patch_size
         if seen < 0:
@@ -91,10 +93,11 @@ class PatchBank(nn.Module):
         return F.avg_pool2d(images, self.shrink) if self.shrink > 1 else images
 
     def _pooled(self, images: Tensor) -> Tensor:
-        atoms, window = self.atoms.to(self.dtype), self.pooling.window.T.to(self.dtype)
+        dtype = working_dtype(images.device, low_precision=self.low_precision)
+        atoms, window = self.atoms.to(dtype), self.pooling.window.T.to(dtype)
         threshold = float(self.threshold)
         rows = []
-        for patches in self._directions(images).to(self.dtype):  # of one image: what is used next is near
+        for patches in self._directions(images).to(dtype):  # of one image: what is used next is near
             signs: tuple[list[Tensor], list[Tensor]] = ([], [])
             for some in atoms.split(_PATCHES_AT_ONCE, dim=1):
                 response = patches @ some

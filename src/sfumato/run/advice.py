@@ -44,23 +44,32 @@ class PublicFacts:
     weights: frozenset[int]  # which EfficientNet-Lites are installed
     minutes: float | None = None  # that the user has
     multi_label: bool = False
+    bfloat16_is_faster: bool = True  # on this processor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A recipe that suits a folder; its cost is that of two idle cores, as in results/results.csv."""
+    """A recipe that suits a folder; its cost is that of two idle cores, as in results/results.csv.
+
+    ``seconds_in_float32``: of an image where bfloat16 is no faster, for features that use it elsewhere;
+    from what they took beside others on one such processor.
+    """
 
     recipe: str
     uses: str
     fixed_minutes: float
     seconds_per_image: float
+    seconds_in_float32: float | None = None
     networks: frozenset[int] = frozenset()
     settings: Mapping[str, Scalar] = field(default_factory=dict)
 
     def minutes(self, facts: PublicFacts) -> float:
         """Expected time; a graphics card is not counted, since none was measured."""
         images = facts.num_units * (_IMAGES_PER_PATIENT if facts.unit == "patient" else 1)
-        work = self.fixed_minutes + _SCORED_SHARE * images * self.seconds_per_image / 60
+        each = self.seconds_per_image
+        if self.seconds_in_float32 is not None and not facts.bfloat16_is_faster:
+            each = self.seconds_in_float32
+        work = self.fixed_minutes + _SCORED_SHARE * images * each / 60
         return work * 2 / max(1, facts.num_cores)
 
     def is_installed(self, facts: PublicFacts) -> bool:
@@ -89,6 +98,7 @@ WAYS = (
         uses="three networks of ImageNet, frozen",
         fixed_minutes=0.3,
         seconds_per_image=0.021,
+        seconds_in_float32=0.042,
         networks=frozenset([0, 1, 2]),
     ),
     Way(
@@ -96,6 +106,7 @@ WAYS = (
         uses="no weights, no public image",
         fixed_minutes=2.2,
         seconds_per_image=0.0055,
+        seconds_in_float32=0.007,
     ),
     Way(
         recipe="fast/combined",
@@ -170,6 +181,8 @@ def facts_of(counted: Counted, *, unit: Unit, epsilon: float | None, minutes: fl
     """The public counts of a data set, and this machine."""
     import torch
 
+    from sfumato.features.precision import bfloat16_is_faster
+
     return PublicFacts(
         num_units=counted.num_units,
         num_classes=counted.num_classes,
@@ -180,6 +193,7 @@ def facts_of(counted: Counted, *, unit: Unit, epsilon: float | None, minutes: fl
         weights=frozenset(n for n in range(3) if importlib.util.find_spec(_PACKAGE.format(n)) is not None),
         minutes=minutes,
         multi_label=counted.multi_label,
+        bfloat16_is_faster=bfloat16_is_faster(torch.device("cpu")),
     )
 
 

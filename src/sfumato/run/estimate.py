@@ -9,6 +9,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from sfumato.features.precision import bfloat16_is_faster
 from sfumato.gradients.memory import bytes_per_row
 from sfumato.gradients.modes import evaluation_mode
 from sfumato.models.fixed_features import FixedFeatures
@@ -23,6 +24,7 @@ from sfumato.training.last_layer import LastLayerViews
 
 _ROWS_TIMED = 8192  # of a head in closed form
 _IMAGES_TIMED = 16  # of an extractor of features
+_ROWS_TIMED_IF_SLOW = 4  # of a microbatch in bfloat16, where that takes many times as long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +58,11 @@ def estimate(prepared: Prepared) -> Estimate:
         views = prepared.views
         at_once = views.rows_at_once if isinstance(views, FeatureViews) else 1
         microbatch_size = rows = min(max(prepared.max_rows, at_once), rows_per_step)
+        if prepared.in_bfloat16 and not bfloat16_is_faster(prepared.device):
+            rows = min(rows, _ROWS_TIMED_IF_SLOW)
         inputs = _random_inputs(prepared, rows)
         seconds = _microbatch_seconds(prepared, inputs)
-        memory += rows * bytes_per_row(prepared.model, inputs[:1])
+        memory += microbatch_size * bytes_per_row(prepared.model, inputs[:1])
     seconds_per_step = seconds * rows_per_step / rows
     feature_seconds = _feature_seconds(prepared)
     return Estimate(
@@ -128,12 +132,13 @@ def _microbatch_seconds(prepared: Prepared, inputs: Tensor) -> float:
             plain_total(prepared.model, [microbatch], loss=prepared.loss)
             prepared.model.zero_grad(set_to_none=True)
         else:
-            clipped_total(
-                prepared.model,
-                [microbatch],
-                clip_norm=prepared.plan.clip_norm,
-                loss=prepared.loss,
-                clipping=prepared.clipping,
-                randomness=randomness,
-            )
+            with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=prepared.in_bfloat16):
+                clipped_total(
+                    prepared.model,
+                    [microbatch],
+                    clip_norm=prepared.plan.clip_norm,
+                    loss=prepared.loss,
+                    clipping=prepared.clipping,
+                    randomness=randomness,
+                )
     return time.perf_counter() - start

@@ -19,6 +19,7 @@ from sfumato.doctor import (
     check_model,
     examine_data,
     examine_plan,
+    examine_precision,
     examine_surroundings,
 )
 from sfumato.errors import PrivacyError
@@ -35,7 +36,7 @@ from sfumato.run.features import feature_views
 from sfumato.run.first_network import build_network, start_from
 from sfumato.run.progress import ProgressObserver, features_counter, reading_counter
 from sfumato.run.provenance import Provenance
-from sfumato.run.resolve import Resolved, distortion_of, group_units, load_splits, resolve
+from sfumato.run.resolve import Resolved, group_units, load_splits, resolve
 from sfumato.run.task import probe_targets
 from sfumato.run.weights import Checkpoint, read_checkpoint
 from sfumato.sampling import PoissonSampling
@@ -44,7 +45,7 @@ from sfumato.training.components import AS_THE_RECIPE_SAYS, Components, Weighted
 from sfumato.training.decision import Decision, Shares, weights_of_classes
 from sfumato.training.fixed_rows import in_closed_form
 from sfumato.training.gradient_sums import Loss, has_closed_form
-from sfumato.training.inputs import Inputs, Units, Views
+from sfumato.training.inputs import Inputs, Units
 from sfumato.training.kalman import KalmanFilter
 from sfumato.training.last_layer import last_layer_views
 from sfumato.training.losses import BinaryCrossEntropy
@@ -138,6 +139,12 @@ class Prepared:
         loss = self.components.loss_of(self.recipe)  # class weights have a closed form too
         supported = has_closed_form(loss) and self.clipping == FlatClipping()
         return supported and in_closed_form(self.model, self.views, self.units)
+
+    @property
+    def in_bfloat16(self) -> bool:
+        """Whether the engine's passes are; a closed form has none, and training without privacy asks not."""
+        asked = self.recipe.performance.precision == "bfloat16"
+        return asked and self.plan is not None and not self.in_closed_form
 
     @property
     def releasable(self) -> bool:
@@ -242,7 +249,7 @@ def _assemble(
         model=network,
         optimizer=optimizer,
         views=feature_views(network, recipe, train, on_progress=counter, compute=rows, ranks=ranks)
-        or image_views(resolved),
+        or resolved.image_views(),
         source=source,
         device=device,
         max_rows=max_rows,
@@ -252,9 +259,10 @@ def _assemble(
         ranks=ranks,
     )
     weights_are_final = recipe.pretraining is None or checkpoint is not None or not rows
-    if not (weights_are_final and ranks.is_first):  # other ranks get their weights from it, before the steps
-        return prepared
-    return with_last_layer_rows(prepared, observer, compute=rows)
+    if weights_are_final and ranks.is_first:  # other ranks get their weights from it, before the steps
+        prepared = with_last_layer_rows(prepared, observer, compute=rows)
+    slow = examine_precision(device) if prepared.in_bfloat16 else []
+    return replace(prepared, findings=(*findings, *slow))
 
 
 def with_pretrained_weights(prepared: Prepared, release: Path, observer: ProgressObserver | None) -> Prepared:
@@ -262,21 +270,6 @@ def with_pretrained_weights(prepared: Prepared, release: Path, observer: Progres
     checkpoint = read_checkpoint(release)
     start_from(prepared.model, checkpoint, prepared.splits.train, observer)
     return with_last_layer_rows(prepared, observer)
-
-
-def image_views(resolved: Resolved) -> Views:
-    """The images as a step sees them."""
-    settings = resolved.recipe.augmentation
-    return Views(
-        mean=resolved.mean,
-        std=resolved.std,
-        count=settings.views,
-        padding=settings.padding,
-        flip=settings.flip,
-        mixed=settings.mixed_views,
-        alpha=settings.mix_alpha,
-        distortion=distortion_of(settings),
-    )
 
 
 def with_last_layer_rows(

@@ -36,7 +36,7 @@ from sfumato.run.task import with_task_settings
 from sfumato.run.weights import Checkpoint
 from sfumato.training.components import AS_THE_RECIPE_SAYS, Components
 from sfumato.training.fixed_rows import FeatureViews
-from sfumato.training.inputs import Units
+from sfumato.training.inputs import Units, Views
 from sfumato.training.optimizers import ADAM_BC, Schedule, no_noise_to_remove
 
 _MAY_CHANGE = ("microbatch_size",)  # performance settings: see recipes.differences
@@ -94,6 +94,20 @@ class Resolved:
             num_steps=self.num_steps,
             steps_per_epoch=self.steps_per_epoch,
             evaluate_every=self.evaluate_every,
+        )
+
+    def image_views(self) -> Views:
+        """The images as a step sees them."""
+        settings = self.recipe.augmentation
+        return Views(
+            mean=self.mean,
+            std=self.std,
+            count=settings.views,
+            padding=settings.padding,
+            flip=settings.flip,
+            mixed=settings.mixed_views,
+            alpha=settings.mix_alpha,
+            distortion=distortion_of(settings),
         )
 
     def document(self) -> ResolvedDocument:

@@ -51,5 +51,5 @@ def gradient_sum(prepared: Prepared, plan: Plan, *, max_rows: int) -> GradientSu
         loss=prepared.loss,
         clipping=prepared.clipping,
         choices=Choices(deterministic=True) if seeded else None,
-        in_bfloat16=prepared.recipe.performance.precision == "bfloat16",
+        in_bfloat16=prepared.in_bfloat16,
     )
