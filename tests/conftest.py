@@ -71,3 +71,13 @@ def image_folder(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``processor(bfloat16=True)``: from now on one that multiplies bfloat16 faster than float32."""
+
+    def become(*, bfloat16: bool) -> None:
+        monkeypatch.setattr("sfumato.features.precision._measured", lambda *_: bfloat16)
+
+    return become

@@ -29,7 +29,7 @@ def small(**changes) -> WidePatchFeatures:
     return WidePatchFeatures(**{"num_patches": 16, "num_directions": 30, "grid": 2, **changes})
 
 
-def test_a_bank_is_a_patch_layer_under_soft_pooling(pixels):
+def test_a_bank_is_a_patch_layer_under_soft_pooling(pixels, processor):
     layer = PatchLayer(3, patch_size=6, num_patches=20)
     layer.fit(pixels, generator=torch.Generator().manual_seed(0))
     pool = SoftPooling(27, grid=3, spread=0.5)
@@ -38,9 +38,12 @@ def test_a_bank_is_a_patch_layer_under_soft_pooling(pixels):
     assert not torch.allclose(bank_of(pixels, mirror=False, seed=1)(pixels[:11]), wanted, atol=1e-3)
     mirrored = (wanted + pool(layer(pixels[:11].flip(-1)))) / 2
     assert torch.allclose(bank_of(pixels)(pixels[:11]), mirrored, atol=1e-5)
-    rounded = bank_of(pixels, low_precision=True)(pixels[:11])
-    assert (rounded - mirrored).norm() < 0.01 * mirrored.norm()
-    assert not torch.equal(rounded, mirrored)
+    bank = bank_of(pixels, low_precision=True)
+    processor(bfloat16=True)
+    rounded = bank(pixels[:11])
+    assert 1e-4 * mirrored.norm() < (rounded - mirrored).norm() < 0.01 * mirrored.norm()
+    processor(bfloat16=False)  # as when a release is loaded on another machine
+    assert torch.equal(bank(pixels[:11]), bank_of(pixels)(pixels[:11]))
 
 
 def test_more_patches_than_are_taken_at_once_keep_their_places(pixels, monkeypatch):

@@ -65,6 +65,24 @@ def test_the_choice_follows_weights_time_and_number_of_units() -> None:
     assert chosen(minutes=0.01) == "fast/patches"  # none fits: the quickest
 
 
+def test_time_is_that_of_the_processor() -> None:
+    def minutes(**changes: object) -> dict[str, float]:
+        found = advise(replace(FACTS, num_units=50_000, unit="image", **changes)).expectations
+        return {item.way.recipe: item.minutes for item in found}
+
+    fast, slow = minutes(), minutes(bfloat16_is_faster=False)
+    assert {name for name in fast if slow[name] > fast[name]} == {"fast/pretrained", "fast/wide"}
+    assert all(fast[name] <= slow[name] < 2.1 * fast[name] for name in fast)
+    assert chosen(num_units=50_000, unit="image", bfloat16_is_faster=False) == "fast/lite0"
+
+
+@pytest.mark.parametrize("bfloat16", [True, False])
+def test_the_processor_is_asked(bfloat16: bool, processor: Callable[..., None]) -> None:
+    processor(bfloat16=bfloat16)
+    counted = Counted(num_units=6, num_classes=2)
+    assert facts_of(counted, unit="image", epsilon=3, minutes=None).bfloat16_is_faster is bfloat16
+
+
 def test_the_newcomers_slow_way_is_listed_and_never_chosen() -> None:
     advice = advise(FACTS)
     minutes = {item.way.recipe: item.minutes for item in advice.expectations}

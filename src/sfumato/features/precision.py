@@ -25,7 +25,7 @@ def bfloat16_is_faster(device: torch.device) -> bool:
     one process computes is rounded alike.
     """
     with _LOCK:  # whoever asks meanwhile waits, and does not disturb what is timed
-        return _measured(device.type, device.index)
+        return _measured(device)
 
 
 def working_dtype(device: torch.device, *, low_precision: bool) -> torch.dtype:
@@ -39,10 +39,10 @@ def wants_low_precision(module: nn.Module) -> bool:
 
 
 @functools.cache
-def _measured(kind: str, index: int | None) -> bool:
+def _measured(device: torch.device) -> bool:
     # In a thread of its own: autocast and modes that count or trace operations are those of the caller's.
     with ThreadPoolExecutor(1) as apart:
-        return apart.submit(_compared, torch.device(kind, index)).result()
+        return apart.submit(_compared, device).result()
 
 
 def _compared(device: torch.device) -> bool:
