@@ -1,4 +1,4 @@
-"""The operating point of another place: right where scores are shifted, and hardly moved by a wrong prevalence."""
+"""The operating point of another place: right for shifted scores, hardly moved by a wrong prevalence."""
 
 from __future__ import annotations
 
