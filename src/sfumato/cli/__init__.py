@@ -21,6 +21,7 @@ COMMANDS = {
     "advise": ("sfumato.cli.advise", "Compare the ways to train on your images; spends nothing."),
     "train": ("sfumato.cli.train", "Train a private model on a folder of images or a known data set."),
     "evaluate": ("sfumato.cli.evaluate", "Accuracy of a finished run, overall and per class."),
+    "adapt": ("sfumato.cli.adapt", "Set the operating point for another place, by unlabelled images."),
     "predict": ("sfumato.cli.predict", "Classify images with a released model."),
     "export": ("sfumato.cli.export", "Write a released model as ONNX or for torch.export."),
     "serve": ("sfumato.cli.serve", "Try a released model on images, in a page on this machine only."),

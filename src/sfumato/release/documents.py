@@ -47,6 +47,15 @@ class RenderingDocument(TypedDict):
     frame: NotRequired[Annotated[int, Meta(ge=0, le=10**6)]]
 
 
+class AdaptedDocument(TypedDict):
+    """What the decision was set from for another place; see ``release.another_place``."""
+
+    prevalence: list[Share]  # declared, of each class or finding
+    num_images: Count
+    num_units: Count
+    unit: Literal["image", "patient"]
+
+
 class Config(TypedDict):
     """``release/config.json``: how to build and feed the model."""
 
@@ -62,6 +71,7 @@ class Config(TypedDict):
     rendering: NotRequired[RenderingDocument]  # absent: as the files say
     data: str
     decision: NotRequired[DecisionDocument]  # absent in releases of earlier versions: the largest output
+    adapted: NotRequired[AdaptedDocument]  # absent: the decision is the training's own
 
 
 class ResolvedDocument(TypedDict):

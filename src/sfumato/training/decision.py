@@ -79,7 +79,9 @@ class Decision:
         return cls(**{**values, **{name: None if v is None else tuple(v) for name, v in lists.items()}})
 
 
-def shares_of_findings(declared: float | Sequence[float] | None, *, num_findings: int) -> Shares | None:
+def shares_of_findings(
+    declared: float | Sequence[float] | None, *, num_findings: int, setting: str = "data.prevalence"
+) -> Shares | None:
     """How frequent each finding is, declared for each; they need not sum to anything."""
     if declared is None:
         return None
@@ -87,7 +89,7 @@ def shares_of_findings(declared: float | Sequence[float] | None, *, num_findings
     if len(shares) != num_findings or not all(0 < share < 1 for share in shares):
         raise ConfigError(
             "bad-prevalence",
-            f"data.prevalence = {declared} for {num_findings} findings.",
+            f"{setting} = {declared} for {num_findings} findings.",
             why="It has one share between 0 and 1 for each finding, in their order.",
             fix="Give a list such as [0.1, 0.02], or leave it out.",
         )
