@@ -202,16 +202,21 @@ def wide(
     num_patches: int = 1024,
     coarse_patches: int = 0,
     num_directions: int = 2500,
+    patch_directions: int = 0,
     mirror: bool = True,
     low_precision: bool = True,
     row_norm: float = 3.0,
 ) -> FeatureClassifier:
-    """Wide banks of patches of the image and of its half, beside wavelet scattering."""
+    """Wide banks of patches of the image and of its half, beside wavelet scattering.
+
+    ``patch_directions`` of the banks' rows are kept; 0: as many as of scattering, ``num_directions``.
+    """
     shared = _Shared(
         image_size=image_size, in_channels=in_channels, num_directions=num_directions, mirror=mirror
     )
+    of_banks: _Shared = {**shared, "num_directions": patch_directions or num_directions}
     banks = [
-        WidePatchFeatures(num_patches=count, shrink=shrink, low_precision=low_precision, **shared)
+        WidePatchFeatures(num_patches=count, shrink=shrink, low_precision=low_precision, **of_banks)
         for count, shrink in ((num_patches, 1), (coarse_patches, 2))
         if count
     ]
