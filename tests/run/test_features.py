@@ -68,13 +68,13 @@ def test_a_run_learns_releases_one_whole_model_and_counts_the_mean(tmp_path):
 
 def test_a_run_on_wide_banks_releases_one_whole_model_with_its_row_norm(tmp_path):
     splits = DataSplits(train=bright_and_dark(300, seed=1), val=None, test=bright_and_dark(100, seed=2))
-    options = {"num_patches": 12, "coarse_patches": 6, "num_directions": 40}
+    options = {"num_patches": 12, "coarse_patches": 6, "num_directions": 40, "patch_directions": 50}
     changes = {"model.options": options, "privacy.epsilon": 8.0, "training.seed": 0, "privacy.delta": 1e-3}
     recipe = with_settings(load_recipe("fast/wide"), {**changes, "features.num_images": 80})
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         result = train(recipe, out=tmp_path / "run", data=splits, ledger=ledger)
     loaded = sfumato.load(tmp_path / "run")
-    assert len(loaded.model.extractor.parts) == 3
+    assert [part.num_features for part in loaded.model.extractor.parts] == [50, 50, 40]
     rows = loaded.model.features(splits.test.images[:5].float() / 255)
     assert torch.allclose(rows.norm(dim=1), torch.full((5,), 3.0), atol=1e-4)
     predicted = loaded.logits(splits.test.images).argmax(1)
