@@ -15,6 +15,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from sfumato.data.distortion import NUM_DRAWS, Distortion, distort
+
 SHAPES = {"ellipses": 0.25, "rectangles": 0.6, "triangles": 0.9}  # each in its part of 0 to 1
 SIZES = ("small", "mixed", "large")
 DIRECTIONS = {"any": math.nan, "level": 0.0, "upright": math.pi / 2, "diagonal": math.pi / 4}
@@ -26,6 +28,9 @@ _IMAGES_AT_ONCE = 128  # the working set of one batch at 32 px stays in the seco
 _SMALLEST_WINDOW = 16  # pixels: most leaves are a few pixels wide, and only their surroundings are computed
 _WHOLE = 32  # up to this side every leaf is drawn on the whole image: nothing would be saved
 _ALL_DRAWN = 64  # pixels: up to this side every image to fit on is drawn
+_VIEW = Distortion(zoom=0.16, rotation=10.0, shift=0.09, contrast=0.3, brightness=0.12)
+_TINT = 0.15  # of a colour's logarithm
+_VIEWS_AT_ONCE = 512
 OnProgress = Callable[[int, int], None]  # images done, images in all
 
 
@@ -279,6 +284,22 @@ def fitting_images(
         return drawn
     upright = drawn.transpose(-1, -2)  # mirrored in a diagonal: features average over left and right anyway
     return torch.cat([drawn, upright, drawn.flip(-2), upright.flip(-2)])[:num_images]
+
+
+def other_views(images: Tensor, *, seed: int) -> Tensor:
+    """Each of the uint8 ``images`` seen once more: moved, turned, nearer or farther, in another light.
+
+    Equal seeds give equal views; a seed that images were drawn with is as good as any other.
+    """
+    generator = torch.Generator().manual_seed(2**40 + seed)  # no stream that images are drawn from
+    views = torch.empty_like(images)
+    for start in range(0, len(images), _VIEWS_AT_ONCE):
+        part = images[start : start + _VIEWS_AT_ONCE].float() / 255
+        words = torch.randint(2**32, (len(part), NUM_DRAWS), generator=generator)
+        tint = 2 * torch.rand(len(part), part.shape[1], 1, 1, generator=generator) - 1
+        seen = distort(part, words, _VIEW) * torch.exp(_TINT * tint)
+        views[start : start + len(part)] = seen.clamp_(0, 1).mul_(255).round_().to(torch.uint8)
+    return views
 
 
 def turns_of(image_size: int) -> dict[str, int]:

@@ -13,11 +13,10 @@ from torch.nn import functional as F
 
 from sfumato.data.generated import OnProgress, fitting_images, turns_of
 from sfumato.errors import ModelError
-from sfumato.features.cache import compute_features
 from sfumato.features.patch_features import SoftPooling
 from sfumato.features.patches import Dictionary, fit_dictionary, normalised
 from sfumato.features.precision import working_dtype
-from sfumato.features.whitening import Whitening
+from sfumato.features.whitening import Whitening, fit_whitening
 
 _PATCHES_AT_ONCE = 1024  # their responses in one image stay in a core's cache
 _ROWS_AT_ONCE = 8
@@ -114,7 +113,10 @@ class PatchBank(nn.Module):
 
 
 class WidePatchFeatures(nn.Module):
-    """Images (B, C, H, W) from 0 to 1 → rows of unit norm: one bank of patches, whitened publicly."""
+    """Images (B, C, H, W) from 0 to 1 → rows of unit norm: one bank of patches, whitened publicly.
+
+    ``aligned``: by what other views of generated images change, too.
+    """
 
     def __init__(
         self,
@@ -129,12 +131,15 @@ class WidePatchFeatures(nn.Module):
         spread: float = 0.5,
         mirror: bool = True,
         low_precision: bool = True,
+        aligned: bool = False,
     ) -> None:
         super().__init__()
         self.image_size, self.in_channels = image_size, in_channels
         self.described = {"wide_patches": 1, "size": image_size, "grid": grid, "spread": spread}
         self.described |= {"shrink": shrink, "mirror": mirror, "low_precision": low_precision}
         self.described |= turns_of(image_size)
+        self.aligned = aligned
+        self.described |= {"aligned": True} if aligned else {}
         self.bank = PatchBank(
             image_size=image_size,
             in_channels=in_channels,
@@ -166,7 +171,7 @@ class WidePatchFeatures(nn.Module):
         )
         generator = torch.Generator().manual_seed(seed)
         self.bank.fit(images.float() / 255, generator=generator)
-        self.whitening.fit(torch.from_numpy(compute_features(self.bank, images)))
+        fit_whitening(self.whitening, self.bank, images, seed=seed, aligned=self.aligned)
         return self
 
     def forward(self, images: Tensor) -> Tensor:

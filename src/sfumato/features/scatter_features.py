@@ -18,7 +18,7 @@ from sfumato.errors import ModelError
 from sfumato.features.cache import compute_features
 from sfumato.features.patch_features import SoftPooling
 from sfumato.features.scattering import Scattering
-from sfumato.features.whitening import Whitening
+from sfumato.features.whitening import Whitening, fit_whitening
 
 _ROWS_AT_ONCE = 4
 _GROUPS = 27  # of maps that are normalised together; 81 maps per channel
@@ -27,7 +27,10 @@ _OPPONENT = ((0.57735, 0.57735, 0.57735), (0.70711, 0.0, -0.70711), (0.40825, -0
 
 
 class ScatterFeatures(nn.Module):
-    """Images (B, C, H, W) from 0 to 1 → rows of unit norm; larger images are averaged down to 32-63 px."""
+    """Images (B, C, H, W) from 0 to 1 → rows of unit norm; larger images are averaged down to 32-63 px.
+
+    ``aligned``: whitened by what other views of generated images change, too.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class ScatterFeatures(nn.Module):
         spread: float = 0.5,
         mirror: bool = True,
         group_norm: bool = False,
+        aligned: bool = False,
     ) -> None:
         super().__init__()
         self.image_size, self.in_channels = image_size, in_channels
@@ -47,6 +51,8 @@ class ScatterFeatures(nn.Module):
         self.described |= {} if mirror else {"mirror": False}
         self.described |= {"group_norm": True} if group_norm else {}
         self.described |= turns_of(image_size)
+        self.aligned = aligned
+        self.described |= {"aligned": True} if aligned else {}
         self.shrink, side = _reduction(image_size)
         self.scattering = Scattering()
         self.pooling = SoftPooling(side, grid=grid, spread=spread)
@@ -68,7 +74,7 @@ class ScatterFeatures(nn.Module):
             seed=seed,
             on_progress=on_progress,
         )
-        self.whitening.fit(torch.from_numpy(compute_features(_Pooled(self), images)))
+        fit_whitening(self.whitening, _Pooled(self), images, seed=seed, aligned=self.aligned)
         return self
 
     def pooled(self, images: Tensor) -> Tensor:

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sfumato.data.generated import other_views
 from sfumato.errors import ConfigError
+from sfumato.features.cache import compute_features
 
+_ALIGNMENT_RIDGE = 0.3  # of the mean variance between views
 _MOST_FEATURES = 40_000  # of 12,000 generated images 2 GB, several times over while they are decomposed
 
 
@@ -36,10 +39,12 @@ class Whitening(nn.Module):
         self.register_buffer("projection", torch.zeros(num_features, self.num_directions))
 
     @torch.no_grad()
-    def fit(self, features: Tensor, *, ridge: float = 1e-3) -> Whitening:
+    def fit(self, features: Tensor, *, views: Tensor | None = None, ridge: float = 1e-3) -> Whitening:
         """Take mean, deviation and covariance of ``features`` (N, num_features): public rows only.
 
-        Directions are scaled by (λ + ridge · λ_max)^(-1/2).
+        Directions are scaled by (λ + ridge · λ_max)^(-1/2). With ``views``, rows of other views of the same
+        images in the same order, they are then turned and scaled once more, so that what changes from view
+        to view changes alike in all of them: what tells images apart comes to the fore.
         """
         mean, deviation = features.mean(0), features.std(0) + 1e-6  # a feature that never varies stays finite
         standard = (features - mean) / deviation
@@ -49,6 +54,8 @@ class Whitening(nn.Module):
             values, vectors = leading_directions(standard.T @ standard / len(standard), self.num_directions)
         values = values.clamp_min(0)
         projection = vectors * (values + ridge * values[0]) ** -0.5 / deviation[:, None]
+        if views is not None:
+            projection = projection @ _aligning((features - views) @ projection)
         self.projection.copy_(projection)
         self.offset.copy_(-mean @ projection)
         return self
@@ -59,6 +66,24 @@ class Whitening(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return F.normalize(self.project(features), dim=1)
+
+
+def fit_whitening(
+    whitening: Whitening, pooled: nn.Module, images: Tensor, *, seed: int, aligned: bool
+) -> None:
+    """Fit on what ``pooled`` makes of generated ``images``; if ``aligned``, of other views of them too."""
+    seen_anew = compute_features(pooled, other_views(images, seed=seed)) if aligned else None
+    whitening.fit(
+        torch.from_numpy(compute_features(pooled, images)),
+        views=None if seen_anew is None else torch.from_numpy(seen_anew),
+    )
+
+
+def _aligning(differences: Tensor) -> Tensor:
+    """The rotation and scale in which ``differences`` of views (N, directions) are alike everywhere."""
+    values, vectors = torch.linalg.eigh(differences.T @ differences / len(differences))
+    # without it directions that happen to differ little between just these views would drown all others
+    return vectors * (values.clamp_min(0) + _ALIGNMENT_RIDGE * values.mean()) ** -0.5
 
 
 def leading_directions(covariance: Tensor, count: int, *, num_rounds: int = 3) -> tuple[Tensor, Tensor]:

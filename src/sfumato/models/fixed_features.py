@@ -205,22 +205,26 @@ def wide(
     patch_directions: int = 0,
     mirror: bool = True,
     low_precision: bool = True,
+    aligned: bool = False,
     row_norm: float = 3.0,
 ) -> FeatureClassifier:
     """Wide banks of patches of the image and of its half, beside wavelet scattering.
 
     ``patch_directions`` of the banks' rows are kept; 0: as many as of scattering, ``num_directions``.
+    ``aligned``: rows are whitened by what other views of generated images change, too.
     """
     shared = _Shared(
         image_size=image_size, in_channels=in_channels, num_directions=num_directions, mirror=mirror
     )
     of_banks: _Shared = {**shared, "num_directions": patch_directions or num_directions}
     banks = [
-        WidePatchFeatures(num_patches=count, shrink=shrink, low_precision=low_precision, **of_banks)
+        WidePatchFeatures(
+            num_patches=count, shrink=shrink, low_precision=low_precision, aligned=aligned, **of_banks
+        )
         for count, shrink in ((num_patches, 1), (coarse_patches, 2))
         if count
     ]
-    extractor = CombinedFeatures([*banks, ScatterFeatures(**shared)])
+    extractor = CombinedFeatures([*banks, ScatterFeatures(aligned=aligned, **shared)])
     return FeatureClassifier(extractor, num_classes=num_classes, row_norm=row_norm)
 
 
