@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sfumato.data import generated
-from sfumato.data.generated import DeadLeaves, dead_leaves, fitting_images
+from sfumato.data.generated import DeadLeaves, dead_leaves, fitting_images, other_views
 
 
 def spectral_slope(images: torch.Tensor) -> float:
@@ -73,3 +73,31 @@ def test_of_large_images_to_fit_on_a_quarter_is_drawn_and_turned() -> None:
     assert len({image.numpy().tobytes() for image in large}) == 9
     small = fitting_images(5, image_size=32, channels=3, seed=2)
     assert torch.equal(small, dead_leaves(5, seed=2))  # what was measured at 32 px stays as it is
+
+
+def test_other_views_are_of_the_same_images_in_the_same_order():
+    images = dead_leaves(40, seed=3)
+    views = other_views(images, seed=3)
+    assert views.dtype == torch.uint8
+    assert views.shape == images.shape
+    assert torch.equal(views, other_views(images, seed=3))
+    assert not torch.equal(views, other_views(images, seed=4))
+
+    def distances(first, second):
+        rows = [
+            (part.float() - part.float().mean((1, 2, 3), keepdim=True)).flatten(1) for part in (first, second)
+        ]
+        return torch.cdist(torch.nn.functional.normalize(rows[0]), torch.nn.functional.normalize(rows[1]))
+
+    nearest = distances(views, images).argmin(1)
+    assert (nearest == torch.arange(40)).float().mean() > 0.8
+    assert distances(views, images).diag().min() > 0.01  # none is the image itself
+    assert other_views(dead_leaves(3, channels=1, image_size=28), seed=0).shape == (3, 1, 28, 28)
+
+
+def test_a_view_is_made_of_its_own_image_alone():
+    images = dead_leaves(9, seed=1)
+    whole = other_views(images, seed=0)
+    changed = images.clone()
+    changed[1:] = 0
+    assert torch.equal(other_views(changed, seed=0)[0], whole[0])

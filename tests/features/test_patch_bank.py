@@ -8,6 +8,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 
 from sfumato.data.generated import dead_leaves
 from sfumato.errors import ConfigError, ModelError
+from sfumato.features.cache import checksum
 from sfumato.features.patch_bank import PatchBank, WidePatchFeatures
 from sfumato.features.patch_features import SoftPooling
 from sfumato.features.patches import PatchLayer
@@ -100,3 +101,38 @@ def test_longer_rows_leave_the_bias_a_smaller_share_of_each_gradient():
     assert bias_share(3.0) == pytest.approx(0.1)
     with pytest.raises(ConfigError, match="row_norm"):
         bias_share(0.0)
+
+
+def test_aligned_rows_bring_to_the_fore_what_stays_from_view_to_view():
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.linspace(3.0, 0.5, 12)
+    images = torch.randn(4000, 12, generator=generator) * spread
+    change = torch.zeros(12)
+    change[2:4] = 2.0  # two of twelve numbers differ between views of one image
+    views = images + change * torch.randn(4000, 12, generator=generator)
+    plain = Whitening(12, 12).fit(images, ridge=0.0)
+    aligned = Whitening(12, 12).fit(images, views=views, ridge=0.0)
+
+    def shares(whitening):
+        """How much of each number's variance over images a row holds, as a share of all."""
+        spread_of = whitening.project(torch.eye(12) * spread) - whitening.project(torch.zeros(1, 12))
+        return spread_of.square().sum(1) / spread_of.square().sum()
+
+    assert torch.allclose(shares(plain), torch.full((12,), 1 / 12), atol=0.01)
+    steady = [number for number in range(12) if number not in (2, 3)]
+    assert shares(aligned)[[2, 3]].max() < 0.3 * shares(aligned)[steady].min()
+    differences = aligned.project(images) - aligned.project(views)
+    values = torch.linalg.eigvalsh(differences.T @ differences / len(images))
+    assert values.max() < 1 + 1e-3  # what the ridge adds keeps it below
+    assert values.max() > 0.5
+
+
+def test_aligned_features_are_an_extractor_of_their_own():
+    images = dead_leaves(5, seed=4)
+    plain, aligned = (small(aligned=which).fit(num_images=80) for which in (False, True))
+    rows = aligned(images.float() / 255)
+    assert torch.allclose(rows.norm(dim=1), torch.ones(5), atol=1e-5)
+    assert not torch.allclose(rows, plain(images.float() / 255), atol=1e-2)
+    assert torch.equal(rows, small(aligned=True).fit(num_images=80)(images.float() / 255))
+    assert checksum(small(aligned=True), images) != checksum(small(), images)
+    assert torch.equal(aligned.bank.atoms, plain.bank.atoms)  # the whitening alone is another
