@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from sfumato.data.readers.decode import EXTENSIONS, is_dicom, is_image, read_patients
+from sfumato.data.readers.decode import EXTENSIONS, OnProgress, is_dicom, is_image, read_patients
 from sfumato.data.readers.header import refuse_volume
 from sfumato.data.readers.patients import find_patients
 from sfumato.errors import ConfigError, DataError
 
+OnListing = Callable[[int], None]  # is told how many files are listed so far
 SPLITS = ("train", "val", "test")
 # How people call them; upper and lower case are the same.
 SPLIT_NAMES = dict.fromkeys(("train", "training"), "train")
 SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation"), "val")
 SPLIT_NAMES |= dict.fromkeys(("test", "testing"), "test")
+_TOLD_EVERY = 256  # files
 # What operating systems and scanners' exports leave behind; everything else that is no image is refused.
 _LEFT_BEHIND = frozenset(("thumbs.db", "desktop.ini", "__macosx", "dicomdir"))
 
@@ -99,7 +101,7 @@ class Listing:
                 )
         return self._of(patients)
 
-    def with_dicom_patients(self, *, needed: bool) -> Listing:
+    def with_dicom_patients(self, *, needed: bool, on_progress: OnProgress | None = None) -> Listing:
         """Patients by the PatientID in each file's header, if all files are DICOM and have one.
 
         ``needed``: a file without one is refused by its name. Else the listing is returned as it is.
@@ -107,7 +109,7 @@ class Listing:
         others = [entry for entry in self.entries if not is_dicom(entry.path)]
         if others and not needed:
             return self
-        patients = [] if others else read_patients([entry.path for entry in self.entries])
+        patients = [] if others else read_patients([entry.path for entry in self.entries], on_progress)
         lacking = others or [
             entry for entry, patient in zip(self.entries, patients, strict=True) if not patient
         ]
@@ -127,10 +129,27 @@ class Listing:
         return replace(self, entries=tuple(replace(entry, patient=patient) for entry, patient in pairs))
 
 
-def list_folder(folder: Path, classes: Sequence[str] | None = None) -> Listing:
+class Tally:
+    """Counts the files of a listing, and tells ``on_listing`` of it now and then."""
+
+    def __init__(self, on_listing: OnListing | None) -> None:
+        self.count, self.on_listing = 0, on_listing
+
+    def of(self, files: Iterable[str]) -> Iterator[str]:
+        for file in files:
+            self.count += 1
+            if self.on_listing is not None and self.count % _TOLD_EVERY == 0:
+                self.on_listing(self.count)
+            yield file
+
+
+def list_folder(
+    folder: Path, classes: Sequence[str] | None = None, on_listing: OnListing | None = None
+) -> Listing:
     """``train/<class>/**``, optional ``val/`` and ``test/``; or class folders directly, all for training."""
     roots = _split_folders(folder) or {"train": folder}
-    by_split: dict[str, dict[str, list[str]]] = {split: _by_class(root) for split, root in roots.items()}
+    tally = Tally(on_listing)
+    by_split = {split: _by_class(root, tally) for split, root in roots.items()}
     names = {name for classes in by_split.values() for name in classes}
     if not names:
         raise DataError(
@@ -201,8 +220,8 @@ def _not_a_class(folder: Path, classes: Sequence[str], *, declared: bool) -> Dat
     )
 
 
-def _by_class(root: Path) -> dict[str, list[str]]:
-    classes = {}
+def _by_class(root: Path, tally: Tally) -> dict[str, list[str]]:
+    classes: dict[str, list[str]] = {}
     try:
         children = sorted(os.scandir(root), key=lambda child: child.name)
     except OSError as error:
@@ -211,7 +230,7 @@ def _by_class(root: Path) -> dict[str, list[str]]:
         if _ignored(child.name):
             continue
         if child.is_dir():
-            classes[child.name] = list(image_files(child.path))
+            classes[child.name] = list(tally.of(image_files(child.path)))
         elif is_image(child.path):
             raise DataError(
                 "image-without-class",
