@@ -14,7 +14,6 @@ from sfumato.data.pixels import choose_rows
 from sfumato.data.readers.decode import Fit, Header, OnProgress, read_headers
 from sfumato.data.readers.findings import refuse_findings
 from sfumato.data.readers.listing import (
-    SPLITS,
     Entry,
     Listing,
     OnListing,
@@ -25,6 +24,7 @@ from sfumato.data.readers.listing import (
 )
 from sfumato.data.readers.manifest import read_manifest
 from sfumato.data.readers.rendering import AS_THE_FILES_SAY, Rendering
+from sfumato.data.readers.splits import SPLITS
 from sfumato.data.survey import survey
 from sfumato.errors import DataError
 from sfumato.ledger.links import one_spelling
