@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sfumato.models import create_model
+from sfumato.models import create_model, find_variant
 from sfumato.privacy.plan import Plan
 from sfumato.release.release import FORMAT, write_release
 
@@ -18,10 +18,14 @@ def small_release(
 ) -> Path:
     """A release folder with a model of the zoo that nobody trained."""
     options = options or {"width": 4, "groups": 2}
+    if "image_size" in find_variant(name).options():
+        options["image_size"] = image_size
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         model = create_model(name, num_classes=len(CLASSES), in_channels=channels, **options)
         # features that are fixed keep the weights that suit them: others would only amplify rounding
+        if hasattr(getattr(model, "extractor", None), "fit"):
+            model.extractor.fit(num_images=40)
         drawn = model.head if name.endswith("_features") else model
         for parameter in drawn.parameters():
             torch.nn.init.normal_(parameter, std=0.3)

@@ -62,7 +62,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def tiny(given: dict[str, object], minutes: float | None) -> Recipe:
+def tiny(given: dict[str, object], minutes: float | None, *, quiet: bool) -> Recipe:
     changes = {"model.options": {"width": 4, "groups": 2}, "data.image_size": 8, "training.num_epochs": 1.0}
     return with_settings(load_recipe("default/folder"), changes)
 

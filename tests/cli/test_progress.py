@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
 import sys
 import time
 from types import SimpleNamespace
 
+import pytest
 from torch import nn
 
+from sfumato.cli import main
 from sfumato.cli.progress import CountLines, LiveProgress, PlainProgress, echo_start, make_progress
 from sfumato.doctor.data_checks import examine_data
 from sfumato.recipes.recipe import Recipe
@@ -29,6 +33,39 @@ def test_computations_are_counted_in_lines_and_quiet_is_silent(capsys):
         assert shown == (
             [] if quiet else [f"features of training images  {done}/600" for done in (256, 600)]
         )  # 512 came too soon after 256 for a line of its own
+
+
+def test_of_what_has_no_total_the_count_is_shown_until_something_else_is_counted(monkeypatch, capsys):
+    PlainProgress().computed("listing files", 1024, 0)
+    assert capsys.readouterr().err == "listing files  1,024\n"
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = make_progress()
+    progress.computed("listing files", 1024, 0)
+    progress.computed("reading images", 32, 600)
+    assert progress.waiting is not None
+    progress.close()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    assert plain.index("listing files 1024/?") < plain.rindex("reading images  32/600")
+
+
+@pytest.mark.parametrize("command", ["advise", "doctor", "train", "train-json"])
+def test_commands_say_how_many_files_are_listed_if_that_takes_long(
+    command, image_folder, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr("sfumato.run.progress._PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr("sfumato.data.readers.listing._TOLD_EVERY", 3)
+    monkeypatch.setenv("SFUMATO_CACHE", str(tmp_path / "cache"))
+    folder = str(image_folder(train=4))
+    arguments = {
+        "advise": ["advise", folder, "--epsilon", "3"],
+        "doctor": ["doctor", "--data", folder],
+        "train": ["train", folder, "--epsilon", "3", "--set", "data.classes=[]"],
+        "train-json": ["train", folder, "--epsilon", "3", "--set", "data.classes=[]", "--json"],
+    }[command]
+    with contextlib.suppress(SystemExit):  # no training is waited for: the class list is refused
+        main(arguments)
+    assert ("listing files  3" in capsys.readouterr().err) is not command.endswith("json")
 
 
 def test_quiet_keeps_what_is_worth_a_sentence(capsys):

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from sfumato.data import load_data, shared_images, shared_patients
-from sfumato.data.readers import matching, patients
+from sfumato.data.counting import count_units
+from sfumato.data.readers import listing, matching, patients
 from sfumato.errors import ConfigError, DataError
 
 
@@ -284,3 +285,15 @@ def test_tiny_imagenets_own_layout_is_understood(tmp_path):
     annotations.write_text("val_0.JPEG\tn77\t0\t0\t1\t1\n")
     with pytest.raises(DataError, match=r"label-out-of-range(.|\n)*line 1"):
         load_data(tmp_path)
+
+
+def test_files_are_counted_while_they_are_listed_for_every_command(image_folder, monkeypatch):
+    folder = image_folder(train=4, test=1)
+    monkeypatch.setattr(listing, "_TOLD_EVERY", 3)
+    for count in (
+        lambda **told: load_data(folder, **told),
+        lambda **told: count_units(str(folder), **told),
+    ):
+        found = []
+        count(on_listing=found.append)
+        assert found == [3, 6, 9]  # over all classes and splits: ten files

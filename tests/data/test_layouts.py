@@ -21,6 +21,24 @@ def test_splits_are_known_under_the_names_that_people_give_them(image_folder, tr
     assert data.survey.examples[0][0].startswith(f"{train}/")
 
 
+@pytest.mark.parametrize("above", ["download/xrays/{split}/{name}", "download/{name}/{split}"])
+def test_splits_inside_what_would_be_classes_are_refused(above, image_folder, tmp_path):
+    folder = image_folder(train=2, test=2)
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            place = tmp_path / above.format(split=split.title(), name=name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(folder / split / name, place)
+    (tmp_path / "download" / "more").mkdir()  # a second class, so that there are enough of them
+    shutil.copytree(folder / "train" / "cat", tmp_path / "download" / "more" / "cat")
+    with pytest.raises(DataError, match="split-inside-class"):
+        load_data(tmp_path / "download")
+    # the control: one such folder inside a class may be of anything
+    for place in (tmp_path / "download").rglob("Test"):
+        shutil.rmtree(place)
+    assert load_data(tmp_path / "download").train.num_units("image") > 4
+
+
 def test_a_split_under_two_names_is_refused_and_so_is_a_folder_of_tests_alone(image_folder):
     folder = image_folder(Train=1, Test=1)
     shutil.copytree(folder / "Train", folder / "training")

@@ -87,6 +87,27 @@ def test_fixed_features_of_a_public_network_are_exported_whole(tmp_path):
     assert np.abs(logits - sfumato.load(folder).logits(IMAGES).numpy()).max() < 1e-4
 
 
+FEW = {"num_directions": 6}
+PATCHES = {"num_patches": 5, **FEW}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "to"),
+    [
+        ("patches", {"num_layers": 2, "second_patches": 4, **PATCHES}, "onnx"),
+        ("wide_patches_scatter", {"coarse_patches": 3, **PATCHES}, "onnx"),
+        ("scatter_cnn", {"width": 8, "num_maps": 12}, "onnx"),
+        ("patches_scatter", PATCHES, "torch-export"),
+    ],
+)
+def test_features_that_need_no_weights_are_exported_whole(name, options, to, tmp_path):
+    """Each extractor goes through a batch in pieces, which a traced program cannot."""
+    if to == "onnx":
+        pytest.importorskip("onnxruntime")
+    folder = small_release(tmp_path / "release", name=name, image_size=16, **options)
+    assert export(sfumato.load(folder), tmp_path / "model", to=to) <= 1e-4
+
+
 @pytest.mark.parametrize(("size_in", "size_out"), [(12, 32), (64, 24), (7, 7), (33, 32)])
 def test_resizing_as_matrix_products_is_torchs(size_in, size_out):
     images = torch.rand(2, 3, size_in, size_in, generator=torch.Generator().manual_seed(0))

@@ -65,6 +65,15 @@ def test_the_choice_follows_weights_time_and_number_of_units() -> None:
     assert chosen(minutes=0.01) == "fast/patches"  # none fits: the quickest
 
 
+def test_the_reason_claims_no_figures_that_the_choice_has_not() -> None:
+    unmeasured = advise(replace(FACTS, minutes=5))
+    assert unmeasured.chosen.recipe == "fast/lite0"
+    assert not next(item for item in unmeasured.expectations if item.way == unmeasured.chosen).measured
+    assert "in other recipes" in unmeasured.reason
+    measured = advise(replace(FACTS, minutes=1, weights=frozenset(), num_units=300))
+    assert measured.reason == "the best of our own figures that is installed and ends within 1 minute"
+
+
 def test_time_is_that_of_the_processor() -> None:
     def minutes(**changes: object) -> dict[str, float]:
         found = advise(replace(FACTS, num_units=50_000, unit="image", **changes)).expectations

@@ -40,7 +40,9 @@ class Prevalences(click.ParamType):
     "list in their order.",
 )
 @click.option(
-    "--patient-from", metavar="REGEX", help="Finds the patient in file names; each then counts once."
+    "--patient-from",
+    metavar="REGEX",
+    help="Finds the patient in file names, dicom: in their headers; each then counts once.",
 )
 @click.option(
     "--out",
@@ -73,10 +75,12 @@ def command(
     from sfumato.cli.progress import make_progress
     from sfumato.release.another_place import (
         adapt,
+        check_apart,
         check_new,
         check_original,
         declared_shares,
         look_at_place,
+        notes,
         write_adapted,
     )
     from sfumato.release.image_files import find_images
@@ -100,15 +104,24 @@ def command(
         )
     finally:
         progress.close()
+    is_known_apart = check_apart(run, released, place)
     adapted = adapt(released, place)
     write_adapted(run, place_of_new, released, place, adapted.decision)
     if skipped:
-        click.echo(f"Skipped {len(skipped):,} files whose ending is not that of an image.", err=True)
-    _echo(place_of_new, released, place, adapted, as_json=as_json)
+        click.echo(f"Skipped {len(skipped):,} files, hidden or without the ending of an image.", err=True)
+    said = notes(released, place, is_known_apart=is_known_apart)
+    _echo(place_of_new, released, place, adapted, said, as_json=as_json)
 
 
-def _echo(out: Path, released: ReleasedModel, place: Place, adapted: Adapted, *, as_json: bool) -> None:
-    from sfumato.release.another_place import notes
+def _echo(
+    out: Path,
+    released: ReleasedModel,
+    place: Place,
+    adapted: Adapted,
+    said: list[str],
+    *,
+    as_json: bool,
+) -> None:
     from sfumato.release.card import headline
 
     rows = list(
@@ -138,7 +151,7 @@ def _echo(out: Path, released: ReleasedModel, place: Place, adapted: Adapted, *,
                     for name, share, before, now, moved in rows
                 },
                 "decision": adapted.decision.as_dict(),
-                "notes": notes(released, place),
+                "notes": said,
                 "epsilon": released.privacy["epsilon"],
                 "releasable": released.privacy["releasable"],
             }
@@ -152,10 +165,11 @@ def _echo(out: Path, released: ReleasedModel, place: Place, adapted: Adapted, *,
             shown = f"{share:<8.3f}  {before:<13.3f}  {now:<6.3f}  {moved:+.3f}"
             click.echo(f"{one_line(name):<{width}}  {shown}")
         click.echo(f"{one_line(str(out))}   {headline(released.privacy)}")
-    for note in notes(released, place):
+    for note in said:
         click.echo(f"weak: {one_line(note)}", err=True)
+    guarantee = "The guarantee is for the training data. " if released.privacy["epsilon"] is not None else ""
     click.echo(
-        "The guarantee is for the training data. The people on these images are not protected by it: the new "
-        "folder holds one number for each class that is computed from them.",
+        f"{guarantee}The people on these images are not protected: the new folder holds one number for each "
+        "class that is computed from them.",
         err=True,
     )

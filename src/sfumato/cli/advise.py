@@ -49,6 +49,7 @@ def command(
         patient_from=patient_from,
         minutes=minutes,
         findings=split_names(findings),
+        quiet=as_json,
     )
     if as_json:
         echo_json(_document(advice))
@@ -84,16 +85,31 @@ def advice_for(
     minutes: float | None,
     classes: tuple[str, ...] | None = None,
     findings: Sequence[str] | None = None,
+    quiet: bool = False,
 ) -> Advice:
-    """Count what is public of ``data`` and choose."""
+    """Count what is public of ``data``, showing how far that is unless ``quiet``, and choose."""
     from sfumato.accounting import check_budget
+    from sfumato.cli.progress import make_progress
     from sfumato.data.counting import count_units
     from sfumato.run.advice import advise, facts_of
+    from sfumato.run.progress import listing_counter, reading_counter
 
     if epsilon is not None:
         check_budget(epsilon)
     protected: Any = unit
-    counted = count_units(data, unit=protected, patient_from=patient_from, classes=classes, findings=findings)
+    progress = make_progress(quiet=quiet)
+    try:
+        counted = count_units(
+            data,
+            unit=protected,
+            patient_from=patient_from,
+            classes=classes,
+            findings=findings,
+            on_progress=reading_counter(progress),
+            on_listing=listing_counter(progress),
+        )
+    finally:
+        progress.close()
     return advise(facts_of(counted, unit=protected, epsilon=epsilon, minutes=minutes))
 
 

@@ -82,14 +82,16 @@ def command(
 
 
 def _load(settings: DataSettings, *, quiet: bool) -> DataSplits:
-    """The data, with a line on how far reading them is."""
+    """The data, with a line on how far listing and reading them is."""
     from sfumato.cli.progress import make_progress
-    from sfumato.run.prepare import reading_counter
+    from sfumato.run.progress import listing_counter, reading_counter
     from sfumato.run.resolve import load_splits
 
     progress = make_progress(quiet=quiet)
     try:
-        return load_splits(settings, on_progress=reading_counter(progress))
+        return load_splits(
+            settings, on_progress=reading_counter(progress), on_listing=listing_counter(progress)
+        )
     finally:
         progress.close()
 

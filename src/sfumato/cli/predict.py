@@ -106,7 +106,7 @@ def _note_skipped(skipped: Sequence[Path]) -> None:
     named = ", ".join(one_line(str(path)) for path in skipped[:_NAMED])
     more = f" and {len(skipped) - _NAMED:,} more" if len(skipped) > _NAMED else ""
     files = "1 file" if len(skipped) == 1 else f"{len(skipped):,} files"
-    click.echo(f"Skipped {files} whose ending is not that of an image: {named}{more}", err=True)
+    click.echo(f"Skipped {files}, hidden or without the ending of an image: {named}{more}", err=True)
 
 
 def _end_with_broken(broken: Sequence[FileResult], total: int) -> None:

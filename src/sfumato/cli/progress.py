@@ -54,7 +54,7 @@ class PlainProgress:
 
     def computed(self, what: str, done: int, total: int) -> None:
         if self._due(last=done == total):
-            click.echo(f"{what}  {done:,}/{total:,}", err=True)
+            click.echo(f"{what}  {_of(done, total)}", err=True)
 
     def _due(self, *, last: bool) -> bool:
         """Whether it is time for a line; the last one always comes."""
@@ -74,7 +74,8 @@ class LiveProgress:
     def __init__(self) -> None:
         self.bar: Progress | None = None
         self.task: TaskID  # of the bar
-        self.waiting: Progress | None = None  # before the steps: the bar of what is computed
+        self.waiting: Progress | None = None  # before the steps: the bar of what is computed …
+        self.waiting_for = ""  # … and what that is
         self.batch_size = 0.0
         self.unit = "image"
         self.clock = Clock()
@@ -127,10 +128,12 @@ class LiveProgress:
 
     def computed(self, what: str, done: int, total: int) -> None:
         if self.bar is not None:  # between steps: one terminal shows one bar
-            self.bar.update(self.task, score=f"{what} {done:,}/{total:,}" if done < total else "")
+            self.bar.update(self.task, score="" if done == total else f"{what} {_of(done, total)}")
             return
+        if what != self.waiting_for:  # such as listing, whose end nobody tells
+            self.close()
         if self.waiting is None:
-            self.waiting = _computation_bar(what, total)
+            self.waiting, self.waiting_for = _computation_bar(what, total), what
         self.waiting.update(self.waiting.task_ids[0], completed=done)
         if done == total:
             self.close()
@@ -140,7 +143,7 @@ class LiveProgress:
         for bar in (self.bar, self.waiting):
             if bar is not None:
                 bar.stop()
-        self.waiting = None
+        self.waiting, self.waiting_for = None, ""
 
 
 class Clock:
@@ -189,9 +192,14 @@ def _computation_bar(what: str, total: int) -> Progress:
 
     columns = (TextColumn(what), MofNCompleteColumn(), BarColumn(bar_width=None), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True))
-    bar.add_task("", total=total)
+    bar.add_task("", total=total or None)  # a bar without a total runs to and fro
     bar.start()
     return bar
+
+
+def _of(done: int, total: int) -> str:
+    """How much is done; of a total of 0 that is all that is known."""
+    return f"{done:,}/{total:,}" if total else f"{done:,}"
 
 
 def echo_start(prepared: Prepared, start_step: int) -> None:

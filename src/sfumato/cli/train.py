@@ -113,13 +113,13 @@ def command(
     }
     recipe_name, backbone, network = backbone_settings(recipe_name)
     given = {key: value for key, value in flags.items() if value is not None} | backbone
-    recipe = assemble(recipe_name, given, (*network, *assignments), out, resume, minutes=minutes)
+    every = (*network, *assignments)
+    recipe = assemble(recipe_name, given, every, out, resume, minutes=minutes, quiet=as_json)
     folder = out if out is not None else Path("runs") / default_name(recipe)
     if dry_run:
         show_plan(recipe, folder, resume=resume, force=force, as_json=as_json, hardware=hardware, price=price)
         return
-    result = run_recipe(recipe, folder, resume=resume, force=force, quiet=as_json)
-    echo_result(result, as_json=as_json)
+    echo_result(run_recipe(recipe, folder, resume=resume, force=force, quiet=as_json), as_json=as_json)
 
 
 def _check_flags(
@@ -147,8 +147,12 @@ def assemble(
     resume: bool,
     *,
     minutes: float | None = None,
+    quiet: bool = False,
 ) -> Recipe:
-    """The recipe of this call: the named one, the interrupted run's or the advised one; flags; ``--set``."""
+    """The recipe of this call: the named one, the interrupted run's or the advised one; flags; ``--set``.
+
+    ``quiet``: without a display of how far the listing of files is that an advice needs.
+    """
     from sfumato.recipes.recipe import load_recipe, parse_assignment, with_settings
     from sfumato.release.run_folder import RunFolder
 
@@ -158,14 +162,14 @@ def assemble(
     elif recipe_name is not None:
         recipe = load_recipe(recipe_name)
     else:
-        recipe = _advised({**flags, **settings}, minutes)
+        recipe = _advised({**flags, **settings}, minutes, quiet=quiet)
     budget = flags.get("privacy.epsilon", settings.get("privacy.epsilon"))
     if budget is not None and recipe.privacy.epsilon is None and "privacy.noise_multiplier" not in settings:
         flags["privacy.noise_multiplier"] = None  # a budget asked for replaces the recipe's fixed noise
     return with_settings(recipe, {**flags, **settings})
 
 
-def _advised(given: dict[str, Any], minutes: float | None) -> Recipe:
+def _advised(given: dict[str, Any], minutes: float | None, *, quiet: bool) -> Recipe:
     """The recipe that suits the public facts of this call; says which, and what else there is."""
     from sfumato.cli.advise import advice_for, choice_line, missing_lines
     from sfumato.recipes.recipe import Recipe, load_recipe, with_settings
@@ -184,6 +188,7 @@ def _advised(given: dict[str, Any], minutes: float | None) -> Recipe:
         classes=asked.data.classes,
         findings=asked.data.findings,
         minutes=minutes,
+        quiet=quiet,
     )
     for line in [choice_line(advice), *missing_lines(advice)]:
         click.echo(line, err=True)

@@ -9,8 +9,9 @@ from pathlib import Path
 from sfumato.data.images import Unit
 from sfumato.data.known import KNOWN_SETS
 from sfumato.data.loading import binary_reader, existing_folder
+from sfumato.data.readers.decode import OnProgress
 from sfumato.data.readers.folder import list_images, with_patients
-from sfumato.data.readers.listing import Listing
+from sfumato.data.readers.listing import Listing, OnListing
 from sfumato.errors import DataError
 from sfumato.ledger.links import one_spelling
 
@@ -31,8 +32,14 @@ def count_units(
     patient_from: str | None = None,
     classes: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
+    on_progress: OnProgress | None = None,
+    on_listing: OnListing | None = None,
 ) -> Counted:
-    """Units and classes of the training images that ``load_data`` would load."""
+    """Units and classes of the training images that ``load_data`` would load.
+
+    ``on_listing(found)`` is called while files are listed, ``on_progress(done, total)`` while the patients in
+    their headers are read.
+    """
     if spec in KNOWN_SETS:
         known = KNOWN_SETS[spec]
         if unit == "patient":
@@ -43,13 +50,13 @@ def count_units(
     if read is not None:
         train = read().train
         return Counted(num_units=train.num_units(unit), num_classes=len(train.classes))
-    listing = list_images(folder, classes, findings)
-    return _count_files(folder, listing, unit=unit, patient_from=patient_from)
-
-
-def _count_files(folder: Path, listing: Listing, *, unit: Unit, patient_from: str | None) -> Counted:
+    listing = list_images(folder, classes, findings, on_listing)
     if unit == "patient" or patient_from is not None:
-        listing = with_patients(listing, patient_from)
+        listing = with_patients(listing, patient_from, on_progress)
+    return _count_files(folder, listing, unit=unit)
+
+
+def _count_files(folder: Path, listing: Listing, *, unit: Unit) -> Counted:
     train = [entry for entry in listing.entries if entry.split == "train"]
     if unit == "image":
         return Counted(

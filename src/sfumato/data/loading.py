@@ -18,6 +18,7 @@ from sfumato.data.readers import binary
 from sfumato.data.readers.decode import Fit
 from sfumato.data.readers.findings import refuse_findings
 from sfumato.data.readers.folder import load_folder
+from sfumato.data.readers.listing import OnListing
 from sfumato.data.readers.rendering import AS_THE_FILES_SAY, Rendering
 from sfumato.errors import ConfigError, DataError, did_you_mean
 
@@ -39,6 +40,7 @@ def load_data(
     findings: Sequence[str] | None = None,
     rendering: Rendering = AS_THE_FILES_SAY,
     on_progress: Callable[[int, int], None] | None = None,
+    on_listing: OnListing | None = None,
 ) -> DataSplits:
     """Load a known set by name, or a folder of images, as uint8 tensors of one size.
 
@@ -50,7 +52,8 @@ def load_data(
     ``patient_from`` is a regular expression that finds the patient in each file's path; "dicom" takes the
     PatientID of DICOM headers, as is done by itself if all files are DICOM and nothing else names patients.
     ``rendering`` says, by public constants, how more than 8 bits become 8.
-    ``on_progress(done, total)`` is called while headers are read, and again while images are decoded.
+    ``on_progress(done, total)`` is called while headers are read, and again while images are decoded;
+    ``on_listing(found)`` before, while a folder's files are listed.
     """
     _check_options(image_size, channels, fit)
     name = spec if isinstance(spec, str) and spec in KNOWN_SETS else None
@@ -77,6 +80,7 @@ def load_data(
         fit=fit,
         rendering=rendering,
         on_progress=on_progress,
+        on_listing=on_listing,
         name=name or folder.resolve().name,
         classes=classes,
         findings=findings,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfumato.errors import ModelError
+from sfumato.features.pieces import in_pieces
 from sfumato.features.precision import working_dtype
 from sfumato.layers import FrozenBatchNorm
 
@@ -78,9 +79,7 @@ class BackboneFeatures(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        if torch.compiler.is_exporting():  # a traced program has no loop over an unknown number of images
-            return self._rows(images)
-        return torch.cat([self._rows(piece) for piece in images.split(_ROWS_AT_ONCE)])
+        return in_pieces(self._rows, images, rows=_ROWS_AT_ONCE)
 
     def _rows(self, images: Tensor) -> Tensor:
         size = (self.input_size, self.input_size)

@@ -15,6 +15,7 @@ from sfumato.data.generated import OnProgress, fitting_images, turns_of
 from sfumato.errors import ModelError
 from sfumato.features.patch_features import SoftPooling
 from sfumato.features.patches import Dictionary, fit_dictionary, normalised
+from sfumato.features.pieces import in_pieces
 from sfumato.features.precision import working_dtype
 from sfumato.features.whitening import Whitening, fit_whitening
 
@@ -81,7 +82,7 @@ class PatchBank(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self._piece(piece) for piece in images.split(_ROWS_AT_ONCE)])
+        return in_pieces(self._piece, images, rows=_ROWS_AT_ONCE)
 
     def _piece(self, images: Tensor) -> Tensor:
         images = self._shrunk(images)
@@ -94,22 +95,28 @@ class PatchBank(nn.Module):
     def _pooled(self, images: Tensor) -> Tensor:
         dtype = working_dtype(images.device, low_precision=self.low_precision)
         atoms, window = self.atoms.to(dtype), self.pooling.window.T.to(dtype)
+        patches = self._directions(images).to(dtype)
+        if torch.compiler.is_exporting():  # a traced program has no loop over images, and knows no values
+            return _responses(patches, atoms, window, self.threshold)
         threshold = float(self.threshold)
-        rows = []
-        for patches in self._directions(images).to(dtype):  # of one image: what is used next is near
-            signs: tuple[list[Tensor], list[Tensor]] = ([], [])
-            for some in atoms.split(_PATCHES_AT_ONCE, dim=1):
-                response = patches @ some
-                signs[0].append(window @ (response - threshold).relu_())
-                signs[1].append(window @ response.add_(threshold).neg_().relu_())
-            rows.append(torch.cat([*signs[0], *signs[1]], dim=1).float().T.flatten())
-        return torch.stack(rows)
+        # one image after the other: what is used next is near
+        return torch.stack([_responses(each, atoms, window, threshold) for each in patches])
 
     def _directions(self, images: Tensor) -> Tensor:
         """All patches (B, places, size), whitened and of unit norm but for those of no contrast."""
         patches = F.unfold(images, self.patch_size, stride=self.stride).transpose(1, 2)
         whitened = normalised(patches) @ self.whitener
         return whitened / (whitened.norm(dim=2, keepdim=True) + self.floor)
+
+
+def _responses(patches: Tensor, atoms: Tensor, window: Tensor, threshold: Tensor | float) -> Tensor:
+    """Pooled responses of both signs to ``patches`` (..., places, size) of an image, or of several."""
+    signs: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for some in atoms.split(_PATCHES_AT_ONCE, dim=1):
+        response = patches @ some
+        signs[0].append(window @ (response - threshold).relu_())
+        signs[1].append(window @ response.add_(threshold).neg_().relu_())
+    return torch.cat([*signs[0], *signs[1]], dim=-1).float().mT.flatten(-2)
 
 
 class WidePatchFeatures(nn.Module):

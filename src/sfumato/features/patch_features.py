@@ -6,7 +6,6 @@ Everything is fitted on generated images: the features of `fast/patches` know no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from sfumato.data.generated import OnProgress, fitting_images, turns_of
 from sfumato.errors import ConfigError, ModelError
 from sfumato.features.patches import PatchLayer
+from sfumato.features.pieces import in_pieces
 from sfumato.features.whitening import Whitening
 
 _ROWS_AT_ONCE = 4  # the responses of 4 images stay in a core's cache, and their memory is reused
@@ -67,7 +67,7 @@ class SecondLayer(nn.Module):
     @torch.no_grad()
     def fit(self, images: Tensor, *, generator: torch.Generator) -> SecondLayer:
         self.first.fit(images, generator=generator)
-        maps = _in_pieces(self._pooled, images[:_FITTING_ROWS])
+        maps = in_pieces(self._pooled, images[:_FITTING_ROWS], rows=_ROWS_AT_ONCE)
         rows = maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])
         mean = rows.mean(0)
         values, vectors = torch.linalg.eigh((rows - mean).T @ (rows - mean) / len(rows))
@@ -172,7 +172,7 @@ class PatchFeatures(nn.Module):
     def pooled(self, images: Tensor) -> list[Tensor]:
         """Each layer's pooled responses, averaged with the mirrored image's if asked; not whitened."""
         return [
-            _in_pieces(partial(self._one, layer=layer, pool=pool), images)
+            in_pieces(partial(self._one, layer=layer, pool=pool), images, rows=_ROWS_AT_ONCE)
             for layer, pool in zip(self.layers, self.poolings, strict=True)
         ]
 
@@ -194,7 +194,3 @@ class _Raw(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.cat(self.features.pooled(images), dim=1)
-
-
-def _in_pieces(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    return torch.cat([function(piece) for piece in images.split(_ROWS_AT_ONCE)])

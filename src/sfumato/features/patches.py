@@ -96,7 +96,10 @@ class PatchLayer(nn.Module):
 
     def _box(self, maps: Tensor) -> Tensor:
         """The sum over each patch."""
-        return F.avg_pool2d(maps.sum(1, keepdim=True), self.patch_size, self.stride, divisor_override=1)
+        total = maps.sum(1, keepdim=True)
+        if torch.compiler.is_exporting():  # ONNX knows averages alone, and would take this for one
+            return F.avg_pool2d(total, self.patch_size, self.stride) * self.patch_size**2
+        return F.avg_pool2d(total, self.patch_size, self.stride, divisor_override=1)
 
 
 @dataclass(frozen=True, kw_only=True)

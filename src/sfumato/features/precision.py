@@ -52,7 +52,7 @@ def _compared(device: torch.device) -> bool:
             return False
         size = _SIZE if device.type == "cpu" else _SIZE_ON_ACCELERATOR
         plain, low = _best_seconds(device, size, rounds=_ROUNDS)
-    except RuntimeError:  # a device that has no bfloat16 at all
+    except (RuntimeError, TypeError):  # a device that has no bfloat16 at all
         return False
     return _WORTHWHILE * low < plain
 

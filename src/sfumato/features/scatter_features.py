@@ -8,6 +8,7 @@ for the small convolutional net that they put on top; ``GroupedScatterMaps`` are
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from sfumato.data.generated import OnProgress, fitting_images, turns_of
 from sfumato.errors import ModelError
 from sfumato.features.cache import compute_features
 from sfumato.features.patch_features import SoftPooling
+from sfumato.features.pieces import in_pieces
 from sfumato.features.scattering import Scattering
 from sfumato.features.whitening import Whitening, fit_whitening
 
@@ -79,10 +81,12 @@ class ScatterFeatures(nn.Module):
 
     def pooled(self, images: Tensor) -> Tensor:
         """Maps, pooled, and averaged with the mirrored image's if ``mirror`` says so; not yet whitened."""
-        pieces = images.split(_ROWS_AT_ONCE)
         if not self.mirror:
-            return torch.cat([self._one(piece) for piece in pieces])
-        return torch.cat([self._one(piece) + self._one(piece.flip(-1)) for piece in pieces]) / 2
+            return in_pieces(self._one, images, rows=_ROWS_AT_ONCE)
+        return (
+            in_pieces(lambda piece: self._one(piece) + self._one(piece.flip(-1)), images, rows=_ROWS_AT_ONCE)
+            / 2
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         return self.whitening(self.pooled(images))
@@ -132,8 +136,8 @@ class ScatterMaps(nn.Module):
 
     def places(self, images: Tensor) -> Tensor:
         """All maps, not yet whitened, as (B, side, side, C * 81)."""
-        parts = [_root_maps(self.scattering, part, self.shrink) for part in images.split(_ROWS_AT_ONCE)]
-        return torch.cat(parts).movedim(1, -1)
+        maps = in_pieces(partial(_root_maps, self.scattering, shrink=self.shrink), images, rows=_ROWS_AT_ONCE)
+        return maps.movedim(1, -1)
 
     def forward(self, images: Tensor) -> Tensor:
         places = self.places(images)
@@ -158,8 +162,8 @@ class GroupedScatterMaps(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         if self.shrink > 1:
             images = F.avg_pool2d(images, self.shrink)
-        pieces = [_group_normalised(self.scattering(part)) for part in images.split(_ROWS_AT_ONCE)]
-        return F.normalize(torch.cat(pieces).flatten(1), dim=1)
+        maps = in_pieces(lambda piece: _group_normalised(self.scattering(piece)), images, rows=_ROWS_AT_ONCE)
+        return F.normalize(maps.flatten(1), dim=1)
 
 
 def _opponent_maps(scattering: Scattering, images: Tensor, shrink: int) -> Tensor:

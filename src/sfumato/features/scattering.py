@@ -44,7 +44,9 @@ class Scattering(nn.Module):
                 # the wavelet of the coarser octave on maps already thinned by 2^scale
                 deeper = self._modulus(flat, coarser - scale, stride=2 ** (coarser - scale))
                 deeper = self._average(deeper, coarser)
-                second.append(deeper.reshape(len(maps), -1, *deeper.shape[2:]))
+                second.append(
+                    deeper.reshape(maps.shape[0], -1, *deeper.shape[2:])
+                )  # len() would fix it in a trace
         joined = torch.cat(outputs + second, dim=1)
         return joined.reshape(batch, channels * self.num_maps, *joined.shape[2:])
 

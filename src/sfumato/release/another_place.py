@@ -6,6 +6,7 @@ matter: the new operating point is computed from them without noise, and every f
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,18 +17,21 @@ import torch
 from torch import Tensor
 
 from sfumato.data.images import Unit
+from sfumato.data.readers.decode import is_dicom, read_patients
+from sfumato.data.readers.folder import FROM_DICOM
 from sfumato.data.readers.patients import find_patients
-from sfumato.errors import ConfigError, DataError, RunError
-from sfumato.files import read_bytes, replace_folder, workspace, write_json, write_text
-from sfumato.release.documents import AdaptedDocument, Config, DecisionDocument
+from sfumato.errors import ConfigError, DataError, ModelError, PrivacyError, RunError
+from sfumato.files import put, read_bytes, replacing, workspace, write_json, write_text
+from sfumato.ledger.links import one_spelling
+from sfumato.release.documents import AdaptedDocument, Config, DecisionDocument, Privacy
 from sfumato.release.escaping import markdown, one_line
 from sfumato.release.release import CARD, CONFIG, PRIVACY, WEIGHTS, ReleasedModel, find_release
+from sfumato.release.trained_images import were_trained_on
 from sfumato.training.decision import Decision, Shares, shares_of_classes, shares_of_findings
 from sfumato.training.operating_points import moved_decision
 
 FEWEST = 50  # images, or patients where they are known, below which the point follows single ones
 FEWEST_EXPECTED = 20  # of the rarer side of a finding, below which somebody is told
-_FILES_AT_ONCE = 64
 _SECTION = "## Another place"
 
 
@@ -39,6 +43,7 @@ class Place:
     weights: Tensor  # (N,), which sum to the number of units
     unit: Unit
     prevalence: Shares  # one for each class or finding
+    image_ids: Tensor  # (N,), hashes of the images' content: sensitive, written nowhere
 
     @property
     def num_images(self) -> int:
@@ -83,8 +88,10 @@ def look_at_place(
 ) -> Place:
     """The model's outputs for the place's images; a patient's images count together as one.
 
-    A file that cannot be read is refused by its name. No label is looked for.
+    A file that cannot be read is refused by its name, one that is named twice counts once. No label is
+    looked for.
     """
+    files = list({file.resolve(): file for file in files}.values())
     weights = _weights(files, patient_from)
     unit: Unit = "image" if patient_from is None else "patient"
     num_units = round(float(weights.sum()))
@@ -95,20 +102,41 @@ def look_at_place(
             why=f"An operating point from fewer than {at_least:,} follows single ones of them.",
             fix="Give more images; they need no labels. --at-least N takes fewer.",
         )
-    parts = []
-    for start in range(0, len(files), _FILES_AT_ONCE):
-        parts.append(released.logits(released.decode(files[start : start + _FILES_AT_ONCE])))
+    logits, ids, done = [], [], 0
+    for images, hashes in released.decode_pieces(files):
+        logits.append(released.logits(images))
+        ids.append(hashes)
+        done += len(hashes)
         if on_progress is not None:
-            on_progress("images of the place", start + len(parts[-1]), len(files))
-    return Place(logits=torch.cat(parts).double(), weights=weights, unit=unit, prevalence=prevalence)
+            on_progress("images of the place", done, len(files))
+    return Place(
+        logits=torch.cat(logits).double(),
+        weights=weights,
+        unit=unit,
+        prevalence=prevalence,
+        image_ids=torch.cat(ids),
+    )
 
 
 def _weights(files: Sequence[Path], patient_from: str | None) -> Tensor:
-    """One for each image; of each patient's images together, if an expression finds the patients."""
+    """One for each image; of each patient's images together, if file names or headers name the patients."""
     if patient_from is None:
         return torch.ones(len(files), dtype=torch.float64)
-    patients = find_patients(patient_from, [file.as_posix() for file in files])
-    for file, patient in zip(files, patients, strict=True):
+    patients = [one_spelling(patient) for patient in _patients(files, patient_from)]
+    numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
+    index = torch.tensor([numbers[patient] for patient in patients])
+    return (1 / torch.bincount(index).double())[index]
+
+
+def _patients(files: Sequence[Path], patient_from: str) -> list[str]:
+    found: Sequence[str | None]
+    if patient_from != FROM_DICOM:
+        found = find_patients(patient_from, [file.as_posix() for file in files])
+    elif all(map(is_dicom, files)):
+        found = read_patients(files)
+    else:
+        found = ["" if not is_dicom(file) else "of a header" for file in files]
+    for file, patient in zip(files, found, strict=True):
         if not patient:
             raise DataError(
                 "missing-patient",
@@ -116,9 +144,25 @@ def _weights(files: Sequence[Path], patient_from: str | None) -> Tensor:
                 why="Patients can count once each only if every image's patient is known.",
                 fix="Widen the expression, or leave it out: every image then counts.",
             )
-    numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
-    index = torch.tensor([numbers[patient] for patient in patients])
-    return (1 / torch.bincount(index).double())[index]
+    return [patient for patient in found if patient]
+
+
+def check_apart(run: Path, released: ReleasedModel, place: Place) -> bool:
+    """Refuse images that the model was trained on; returns whether that could be told.
+
+    What is computed from those without noise is no post-processing: the guarantee would be void for them.
+    """
+    if released.privacy["epsilon"] is None:
+        return True  # there is no guarantee that it could make false
+    shared = were_trained_on(run, released, place.image_ids)
+    if shared:
+        raise PrivacyError(
+            "place-was-trained-on",
+            "the model was trained on some of the images of the place.",
+            why="The operating point is computed without noise, so the guarantee would not hold for these.",
+            fix="Give images of people that the model was not trained on.",
+        )
+    return shared is not None
 
 
 def adapt(released: ReleasedModel, place: Place) -> Adapted:
@@ -142,9 +186,17 @@ def adapt(released: ReleasedModel, place: Place) -> Adapted:
     )
 
 
-def notes(released: ReleasedModel, place: Place) -> list[str]:
-    """What somebody should know before relying on the point: findings of which few are expected."""
+def notes(released: ReleasedModel, place: Place, *, is_known_apart: bool) -> list[str]:
+    """What somebody should know before relying on the point: findings of which few are expected.
+
+    ``is_known_apart``: as ``check_apart`` says.
+    """
     found = []
+    if not is_known_apart:
+        found.append(
+            "nothing here knows which images the model was trained on, so nobody checked that none of these "
+            "is among them: for such an image the guarantee would not hold."
+        )
     for name, share in zip(released.classes, place.prevalence, strict=True):
         expected = place.num_units * min(share, 1 - share)
         if expected < FEWEST_EXPECTED:
@@ -156,7 +208,7 @@ def notes(released: ReleasedModel, place: Place) -> list[str]:
     return found
 
 
-def sentence(classes: Sequence[str], place: Place) -> str:
+def sentence(classes: Sequence[str], place: Place, privacy: Privacy) -> str:
     """For the statement: whom the new operating point was computed from, and who is not protected."""
     declared = ", ".join(
         f"{one_line(name)} {share:.3g}" for name, share in zip(classes, place.prevalence, strict=True)
@@ -164,40 +216,65 @@ def sentence(classes: Sequence[str], place: Place) -> str:
     counted = f"{place.num_images:,} images"
     if place.unit == "patient":
         counted += f" of {place.num_units:,} patients"
-    return (
+    set_from = (
         f"The operating point was set afterwards for another place, from {counted} of it without labels and "
-        f"declared prevalences ({declared}). For everybody whose images the model was trained on this is "
-        "post-processing, and the guarantee stays as it is. It does not protect the people on the other "
-        f"place's images: one number for each class in config.json (decision.shift) is computed from "
-        "them without noise."
+        f"declared prevalences ({declared})."
+    )
+    numbers = "one number for each class in config.json (decision.shift) is computed from them without noise."
+    if privacy["epsilon"] is None:
+        return f"{set_from} Nor are the people on the other place's images protected: {numbers}"
+    return (
+        f"{set_from} For everybody whose images the model was trained on, none of which may be among these, "
+        "this is post-processing, and the guarantee stays as it is. It does not protect the people on the "
+        f"other place's images: {numbers}"
     )
 
 
 def write_adapted(run: Path, out: Path, released: ReleasedModel, place: Place, decision: Decision) -> None:
     """A new release folder: the weights byte for byte, the new decision, and the sentence wherever one reads.
 
-    Guarantee: the folder of the original release is only read, and ``out`` must not exist.
+    Guarantee: the folder of the original release is only read, and nothing that is at ``out`` is replaced.
     """
-    source, said = find_release(run), sentence(released.classes, place)
-    card = read_bytes(source / CARD).decode("utf-8") if (source / CARD).is_file() else ""
-    stated = released.privacy["statement"]
-    with workspace(out.parent) as work:
-        building = work / out.name
-        building.mkdir()
-        shutil.copyfile(source / WEIGHTS, building / WEIGHTS)
-        write_json(building / CONFIG, adapted_config(released.config, place, decision))
-        write_json(building / PRIVACY, {**released.privacy, "statement": f"{stated}\n{said}"})
-        write_text(building / CARD, adapted_card(card, stated, said))
-        for file in building.iterdir():
-            file.chmod(0o644)  # to be handed over, as any release
-        building.chmod(0o755)
-        check_new(out)  # also if it has come to be meanwhile
-        replace_folder(building, out)
+    source, said = find_release(run), sentence(released.classes, place, released.privacy)
+    card, stated = _card(source), released.privacy["statement"]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)  # by the umask; a workspace would make it the owner's
+        with workspace(out.parent) as work:
+            building = work / "release"
+            building.mkdir()
+            with replacing(building / WEIGHTS) as temporary:
+                shutil.copyfile(source / WEIGHTS, temporary)
+            write_json(building / CONFIG, adapted_config(released.config, place, decision))
+            write_json(building / PRIVACY, {**released.privacy, "statement": f"{stated}\n{said}"})
+            write_text(building / CARD, adapted_card(card, stated, said))
+            for file in building.iterdir():
+                file.chmod(0o644)  # to be handed over, as any release
+            building.chmod(0o755)
+            check_new(out)  # also if it has come to be meanwhile
+            put(building, out)
+    except OSError as error:
+        raise RunError(
+            "cannot-save", f"{out} could not be written: {error}", fix="Make room, or give another --out."
+        ) from error
+
+
+def _card(source: Path) -> str:
+    """The original's card; empty if there is none."""
+    if not (source / CARD).is_file():
+        return ""
+    try:
+        return read_bytes(source / CARD).decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            "bad-release",
+            f"{source}: {CARD} cannot be read: {error}",
+            fix="Copy the release folder again, complete.",
+        ) from error
 
 
 def check_new(out: Path) -> None:
-    """Refuse to write where something is."""
-    if out.exists():
+    """Refuse to write where something is, be it a link that leads nowhere."""
+    if os.path.lexists(out):
         raise RunError(
             "run-exists",
             f"{out} already exists",

@@ -28,7 +28,10 @@ class FileResult:
 
 
 def find_images(places: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The files named and all image files below the folders named; and what else these folders hold."""
+    """The files named and all image files below the folders named; and what else these folders hold.
+
+    Hidden files are none of the images, as in training: other systems leave ``._scan.png`` beside scan.png.
+    """
     images: list[Path] = []
     others: list[Path] = []
     for place in places:
@@ -36,7 +39,8 @@ def find_images(places: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             images.append(place)  # named by the user: if it is no image, that is an error to be shown
             continue
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
-            (images if is_image(path) else others).append(path)
+            hidden = any(part.startswith(".") for part in path.relative_to(place).parts)
+            (images if not hidden and is_image(path) else others).append(path)
     if not images:
         held = f"; {len(others):,} other files are there" if others else ""
         raise DataError(

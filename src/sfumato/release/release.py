@@ -6,7 +6,7 @@ not fit is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from sfumato.accounting import event_from_dict
 from sfumato.data.augmentation import check_normalisation
 from sfumato.data.images import Task
 from sfumato.data.pixels import Pixels
-from sfumato.data.readers.decode import decode_image
+from sfumato.data.readers.decode import Fit, decode_files, decode_image
 from sfumato.data.readers.rendering import Rendering
 from sfumato.errors import ConfigError, DataError, ModelError, RunError
 from sfumato.files import check_plain, read_json, replace_folder, replacing, workspace, write_json, write_text
@@ -148,6 +148,23 @@ class ReleasedModel:
 
     def decode(self, files: Sequence[str | Path]) -> Tensor:
         """Image files as uint8 (N, C, H, W), decoded as the training images were."""
+        size, channels, fit = self._decoding()
+        arrays = [
+            decode_image(Path(file), image_size=size, channels=channels, fit=fit, rendering=self.rendering)
+            for file in files
+        ]
+        return torch.from_numpy(np.stack(arrays)) if arrays else torch.zeros(0, channels, size, size).byte()
+
+    def decode_pieces(self, files: Sequence[Path]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same piece by piece, on all cores, each with the hashes of its images' content."""
+        size, channels, fit = self._decoding()
+        for images, ids in decode_files(
+            files, image_size=size, channels=channels, fit=fit, rendering=self.rendering
+        ):
+            yield torch.from_numpy(images), torch.from_numpy(ids)
+
+    def _decoding(self) -> tuple[int, int, Fit]:
+        """Size, channels and fit of images out of files; refuses a model that no file suits."""
         size, channels, fit = self.config["image_size"], self.config["channels"], self.config["fit"]
         if channels not in (1, 3):
             raise DataError(
@@ -156,11 +173,7 @@ class ReleasedModel:
                 why="Image files are grey or colour: 1 channel or 3.",
                 fix="Give a tensor of uint8 images instead.",
             )
-        arrays = [
-            decode_image(Path(file), image_size=size, channels=channels, fit=fit, rendering=self.rendering)
-            for file in files
-        ]
-        return torch.from_numpy(np.stack(arrays)) if arrays else torch.zeros(0, channels, size, size).byte()
+        return size, channels, fit
 
 
 def write_release(

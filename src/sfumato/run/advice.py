@@ -208,7 +208,7 @@ def advise(facts: PublicFacts) -> Advice:
     return Advice(
         facts=facts,
         chosen=chosen,
-        reason=_reason(facts, fits=bool(fitting)),
+        reason=_reason(facts, chosen, fits=bool(fitting)),
         expectations=tuple(_expectation(way, facts) for way in [*ranked, *others]),
     )
 
@@ -222,10 +222,18 @@ def _limit(facts: PublicFacts) -> float:
     return _PATIENCE if facts.minutes is None else facts.minutes
 
 
-def _reason(facts: PublicFacts, *, fits: bool) -> str:
+def _reason(facts: PublicFacts, chosen: Way, *, fits: bool) -> str:
+    within = f"within {_limit(facts):g} minute{'' if _limit(facts) == 1 else 's'}"
     if not fits:
-        return f"the quickest; none is expected to end within {_limit(facts):g} minutes"
-    return f"the best of our own figures that is installed and ends within {_limit(facts):g} minutes"
+        return f"the quickest; none is expected to end {within}"
+    by = "the best of our own figures"
+    if not _figures_of(chosen):
+        by = "the best by figures of its network in other recipes"
+    return f"{by} that is installed and ends {within}"
+
+
+def _figures_of(way: Way) -> tuple[Measured, ...]:
+    return load_recipe(way.recipe).reference.ours  # type: ignore[union-attr]
 
 
 def _expectation(way: Way, facts: PublicFacts) -> Expectation:
@@ -233,7 +241,7 @@ def _expectation(way: Way, facts: PublicFacts) -> Expectation:
         way=way,
         minutes=way.minutes(facts),
         installed=way.is_installed(facts),
-        measured=_nearest(load_recipe(way.recipe).reference.ours, facts.epsilon),  # type: ignore[union-attr]
+        measured=_nearest(_figures_of(way), facts.epsilon),
     )
 
 

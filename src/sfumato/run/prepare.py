@@ -34,7 +34,7 @@ from sfumato.run.decision import declared_prior, first_decision
 from sfumato.run.devices import choose_device, fitting_rows
 from sfumato.run.features import feature_views
 from sfumato.run.first_network import build_network, start_from
-from sfumato.run.progress import ProgressObserver, features_counter, reading_counter
+from sfumato.run.progress import ProgressObserver, features_counter, listing_counter, reading_counter
 from sfumato.run.provenance import Provenance
 from sfumato.run.resolve import Resolved, group_units, load_splits, resolve
 from sfumato.run.task import probe_targets
@@ -190,7 +190,10 @@ def prepare(
     shape only, enough for an estimate and for nothing else. Of several ``ranks`` each prepares the same.
     """
     recipe = recipe if model is not None else with_backbone(recipe)
-    splits = data if data is not None else load_splits(recipe.data, on_progress=reading_counter(observer))
+    splits = data
+    if splits is None:
+        on_progress, on_listing = reading_counter(observer), listing_counter(observer)
+        splits = load_splits(recipe.data, on_progress=on_progress, on_listing=on_listing)
     resolved, checkpoint = resolve(
         recipe, splits, model=model, force=force, pretrained=pretrained, components=components
     )

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import Protocol
 
+from sfumato.data.readers.listing import OnListing
 from sfumato.features.cache import OnProgress
 
 _PATIENCE_SECONDS = 2.0
@@ -18,7 +19,7 @@ class ProgressObserver(Protocol):
         """A sentence for the user."""
 
     def computed(self, what: str, done: int, total: int) -> None:
-        """``done`` of ``total`` images are computed; ``what`` names the result."""
+        """``done`` of ``total`` images are computed; ``what`` names the result. Total 0: not known yet."""
 
 
 def reading_counter(observer: ProgressObserver | None) -> OnProgress:
@@ -28,6 +29,17 @@ def reading_counter(observer: ProgressObserver | None) -> OnProgress:
     def count(done: int, total: int) -> None:
         if observer is not None and time.monotonic() - began > _PATIENCE_SECONDS:
             observer.computed("reading images", done, total)
+
+    return count
+
+
+def listing_counter(observer: ProgressObserver | None) -> OnListing:
+    """Tells ``observer`` how many files are found, if listing them takes long enough to wonder."""
+    began = time.monotonic()
+
+    def count(found: int) -> None:
+        if observer is not None and time.monotonic() - began > _PATIENCE_SECONDS:
+            observer.computed("listing files", found, 0)
 
     return count
 

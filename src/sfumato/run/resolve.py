@@ -19,6 +19,7 @@ from sfumato.data.augmentation import check_mixing, check_normalisation, check_v
 from sfumato.data.distortion import Distortion, check_distortion
 from sfumato.data.images import Task
 from sfumato.data.readers.decode import OnProgress
+from sfumato.data.readers.listing import OnListing
 from sfumato.data.readers.rendering import Rendering
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.files import read_json, write_json
@@ -228,7 +229,9 @@ def record_resolved(resolved: Resolved, folder: RunFolder, *, resuming: bool) ->
         )
 
 
-def load_splits(settings: DataSettings, *, on_progress: OnProgress | None = None) -> DataSplits:
+def load_splits(
+    settings: DataSettings, *, on_progress: OnProgress | None = None, on_listing: OnListing | None = None
+) -> DataSplits:
     """The data that [data] describes, with its holdout set apart."""
     if settings.name is None:
         raise ConfigError("no-data", "no data set is named", fix="Give DATA, or data.name in the recipe.")
@@ -244,6 +247,7 @@ def load_splits(settings: DataSettings, *, on_progress: OnProgress | None = None
             window=settings.window, range=settings.range, bits=settings.bits, frame=settings.frame
         ),
         on_progress=on_progress,
+        on_listing=on_listing,
     )
     if settings.holdout:
         splits = carve_validation(

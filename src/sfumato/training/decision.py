@@ -141,7 +141,9 @@ def shares_of_classes(
     shares = [float(declared)] if isinstance(declared, int | float) else [float(value) for value in declared]
     if len(shares) == 1 and num_classes == 2:
         shares.insert(1 - positive, 1 - shares[0])
-    if len(shares) != num_classes or any(share <= 0 for share in shares) or abs(sum(shares) - 1) > 0.01:
+    # asked so that a share that is no number is refused too
+    sound = all(share > 0 for share in shares) and abs(sum(shares) - 1) <= 0.01
+    if len(shares) != num_classes or not sound:
         raise ConfigError(
             "bad-prevalence",
             f"{setting} = {declared} for {num_classes} classes.",

@@ -25,7 +25,7 @@ from sfumato.training.metrics import Floats
 
 _MOST_STEPS = 500
 _SETTLED = 1e-8  # change of any image's chance at which EM ends
-_LARGEST = 500.0  # shift of a logit: what config.json may hold, with room for the release's own
+_LARGEST = 1000.0  # shift of a logit, the release's own included: what config.json may hold
 
 
 def moved_decision(
@@ -47,11 +47,11 @@ def moved_decision(
         added[decision.positive] = -cut / 2
     else:
         added = matching_shift(rows, counts, prevalence)
-    if max(map(abs, added)) * decision.temperature > _LARGEST:
-        raise _unusable("their scores lie beyond what a shift can bring back")
     moved = tuple(float(value) * decision.temperature for value in added)
     before = decision.shift or (0.0,) * len(moved)
     shift = tuple(old + new for old, new in zip(before, moved, strict=True))
+    if not all(abs(value) <= _LARGEST for value in shift):
+        raise _unusable("their scores lie beyond what a shift can bring back")
     return replace(decision, shift=shift, threshold=0.5, thresholds=None), moved
 
 

@@ -77,10 +77,15 @@ def read_headers(
     return headers
 
 
-def read_patients(paths: Sequence[Path]) -> list[str]:
+def read_patients(paths: Sequence[Path], on_progress: OnProgress | None = None) -> list[str]:
     """The PatientID of each DICOM file, sensitive; the empty text where there is none."""
+    patients: list[str] = []
     with _strict_readers(), ThreadPoolExecutor(num_threads()) as pool:
-        return [patient for part in in_order(pool, dicom.read_patient, paths) for patient in part]
+        for part in in_order(pool, dicom.read_patient, paths):
+            patients += part
+            if on_progress is not None:
+                on_progress(len(patients), len(paths))
+    return patients
 
 
 def in_order(

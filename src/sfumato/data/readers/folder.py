@@ -13,9 +13,18 @@ from sfumato.data.images import DataSplits, ImageSet
 from sfumato.data.pixels import choose_rows
 from sfumato.data.readers.decode import Fit, Header, OnProgress, read_headers
 from sfumato.data.readers.findings import refuse_findings
-from sfumato.data.readers.listing import SPLITS, Entry, Listing, empty_class, image_files, list_folder
+from sfumato.data.readers.listing import (
+    Entry,
+    Listing,
+    OnListing,
+    Tally,
+    empty_class,
+    image_files,
+    list_folder,
+)
 from sfumato.data.readers.manifest import read_manifest
 from sfumato.data.readers.rendering import AS_THE_FILES_SAY, Rendering
+from sfumato.data.readers.splits import SPLITS
 from sfumato.data.survey import survey
 from sfumato.errors import DataError
 from sfumato.ledger.links import one_spelling
@@ -35,12 +44,13 @@ def load_folder(
     fit: Fit = "crop",
     rendering: Rendering = AS_THE_FILES_SAY,
     on_progress: OnProgress | None = None,
+    on_listing: OnListing | None = None,
     name: str = "images",
     classes: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
 ) -> DataSplits:
     """Every image that ``list_images`` finds, decoded to one size, as train, val and test."""
-    listing = with_patients(list_images(folder, classes, findings), patient_from)
+    listing = with_patients(list_images(folder, classes, findings, on_listing), patient_from, on_progress)
     paths = [entry.path for entry in listing.entries]
     headers = read_headers(paths, rendering, on_progress)
     notes = _suggestions(headers, image_size, channels)
@@ -84,27 +94,32 @@ def load_folder(
     )
 
 
-def with_patients(listing: Listing, patient_from: str | None) -> Listing:
+def with_patients(
+    listing: Listing, patient_from: str | None, on_progress: OnProgress | None = None
+) -> Listing:
     """By the expression; or by DICOM headers, if that is asked for or nothing else names patients."""
     named = any(entry.patient is not None for entry in listing.entries)
     if patient_from is None:
-        return listing if named else listing.with_dicom_patients(needed=False)
+        return listing if named else listing.with_dicom_patients(needed=False, on_progress=on_progress)
     if patient_from == FROM_DICOM and not named:
-        return listing.with_dicom_patients(needed=True)
+        return listing.with_dicom_patients(needed=True, on_progress=on_progress)
     return listing.with_patients(patient_from)  # which refuses patients that are named twice
 
 
 def list_images(
-    folder: Path, classes: Sequence[str] | None = None, findings: Sequence[str] | None = None
+    folder: Path,
+    classes: Sequence[str] | None = None,
+    findings: Sequence[str] | None = None,
+    on_listing: OnListing | None = None,
 ) -> Listing:
     """What ``manifest.csv`` lists; else Tiny ImageNet's own layout; else ``train/<class>/*.png``."""
     if (folder / "manifest.csv").is_file():
         return read_manifest(folder, classes, findings).check(str(folder))
     refuse_findings(folder, findings)
     if (folder / "wnids.txt").is_file():
-        listing = _list_tiny_imagenet(folder)
+        listing = _list_tiny_imagenet(folder, on_listing)
     else:
-        listing = list_folder(folder, classes)
+        listing = list_folder(folder, classes, on_listing)
     return listing.check(str(folder))
 
 
@@ -119,16 +134,16 @@ def _labels(listing: Listing) -> torch.Tensor:
     return labels
 
 
-def _list_tiny_imagenet(folder: Path) -> Listing:
+def _list_tiny_imagenet(folder: Path, on_listing: OnListing | None) -> Listing:
     """Its labelled val images become ``test``: the labels of its true test images are not public."""
     classes = tuple(_read_ascii(folder / "wnids.txt").split())
     numbers = {name: number for number, name in enumerate(classes)}
-    entries = []
+    entries, tally = [], Tally(on_listing)
     for class_name in classes:
         images = folder / "train" / class_name / "images"
         if not images.is_dir():
             raise empty_class(str(folder), class_name)
-        for path in image_files(images):
+        for path in tally.of(image_files(images)):
             entries.append(_entry(folder, Path(path), "train", numbers[class_name]))
     annotations = folder / "val" / "val_annotations.txt"
     lines = _read_ascii(annotations).splitlines() if annotations.is_file() else []

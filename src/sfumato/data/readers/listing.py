@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
-from sfumato.data.readers.decode import EXTENSIONS, is_dicom, is_image, read_patients
+from sfumato.data.readers.decode import EXTENSIONS, OnProgress, is_dicom, is_image, read_patients
 from sfumato.data.readers.header import refuse_volume
 from sfumato.data.readers.patients import find_patients
+from sfumato.data.readers.splits import refuse_splits_inside, split_folders, unreadable
 from sfumato.errors import ConfigError, DataError
 
-SPLITS = ("train", "val", "test")
-# How people call them; upper and lower case are the same.
-SPLIT_NAMES = dict.fromkeys(("train", "training"), "train")
-SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation"), "val")
-SPLIT_NAMES |= dict.fromkeys(("test", "testing"), "test")
+OnListing = Callable[[int], None]  # is told how many files are listed so far
+_TOLD_EVERY = 256  # files
 # What operating systems and scanners' exports leave behind; everything else that is no image is refused.
 _LEFT_BEHIND = frozenset(("thumbs.db", "desktop.ini", "__macosx", "dicomdir"))
 
@@ -99,7 +96,7 @@ class Listing:
                 )
         return self._of(patients)
 
-    def with_dicom_patients(self, *, needed: bool) -> Listing:
+    def with_dicom_patients(self, *, needed: bool, on_progress: OnProgress | None = None) -> Listing:
         """Patients by the PatientID in each file's header, if all files are DICOM and have one.
 
         ``needed``: a file without one is refused by its name. Else the listing is returned as it is.
@@ -107,7 +104,7 @@ class Listing:
         others = [entry for entry in self.entries if not is_dicom(entry.path)]
         if others and not needed:
             return self
-        patients = [] if others else read_patients([entry.path for entry in self.entries])
+        patients = [] if others else read_patients([entry.path for entry in self.entries], on_progress)
         lacking = others or [
             entry for entry, patient in zip(self.entries, patients, strict=True) if not patient
         ]
@@ -127,11 +124,30 @@ class Listing:
         return replace(self, entries=tuple(replace(entry, patient=patient) for entry, patient in pairs))
 
 
-def list_folder(folder: Path, classes: Sequence[str] | None = None) -> Listing:
+class Tally:
+    """Counts the files of a listing, and tells ``on_listing`` of it now and then."""
+
+    def __init__(self, on_listing: OnListing | None) -> None:
+        self.count, self.on_listing = 0, on_listing
+
+    def of(self, files: Iterable[str]) -> Iterator[str]:
+        for file in files:
+            self.count += 1
+            if self.on_listing is not None and self.count % _TOLD_EVERY == 0:
+                self.on_listing(self.count)
+            yield file
+
+
+def list_folder(
+    folder: Path, classes: Sequence[str] | None = None, on_listing: OnListing | None = None
+) -> Listing:
     """``train/<class>/**``, optional ``val/`` and ``test/``; or class folders directly, all for training."""
-    roots = _split_folders(folder) or {"train": folder}
-    by_split: dict[str, dict[str, list[str]]] = {split: _by_class(root) for split, root in roots.items()}
+    found, tally = split_folders(folder), Tally(on_listing)
+    roots = found or {"train": folder}
+    by_split = {split: _by_class(root, tally) for split, root in roots.items()}
     names = {name for classes in by_split.values() for name in classes}
+    if not found:
+        refuse_splits_inside(folder, sorted(names))
     if not names:
         raise DataError(
             "no-images",
@@ -158,33 +174,6 @@ def list_folder(folder: Path, classes: Sequence[str] | None = None) -> Listing:
     return Listing(tuple(entries), classes, declared is not None)
 
 
-def _split_folders(folder: Path) -> dict[str, Path]:
-    """The folders of the splits, whichever of ``SPLIT_NAMES`` they have; none if there are only classes."""
-    found: dict[str, Path] = {}
-    try:
-        children = sorted(child.name for child in os.scandir(folder) if child.is_dir())
-    except OSError as error:
-        _unreadable(error)
-    for name in children:
-        split = SPLIT_NAMES.get(name.lower())
-        if split in found:
-            raise DataError(
-                "split-named-twice",
-                f"{folder}: {found[split].name} and {name} both are the {split} images.",
-                why="Which of the two is meant decides what is trained on.",
-                fix="Join them, or move one of them elsewhere.",
-            )
-        if split is not None:
-            found[split] = folder / name
-    if found and "train" not in found:
-        raise DataError(
-            "no-train-split",
-            f"{folder}: has {' and '.join(place.name for place in found.values())} but no train.",
-            fix="Put the training images into train/<class>/, also if a class has such a name.",
-        )
-    return {split: found[split] for split in SPLITS if split in found}
-
-
 def _not_a_class(folder: Path, classes: Sequence[str], *, declared: bool) -> DataError:
     if declared:
         return DataError(
@@ -201,17 +190,17 @@ def _not_a_class(folder: Path, classes: Sequence[str], *, declared: bool) -> Dat
     )
 
 
-def _by_class(root: Path) -> dict[str, list[str]]:
-    classes = {}
+def _by_class(root: Path, tally: Tally) -> dict[str, list[str]]:
+    classes: dict[str, list[str]] = {}
     try:
         children = sorted(os.scandir(root), key=lambda child: child.name)
     except OSError as error:
-        _unreadable(error)
+        unreadable(error)
     for child in children:
         if _ignored(child.name):
             continue
         if child.is_dir():
-            classes[child.name] = list(image_files(child.path))
+            classes[child.name] = list(tally.of(image_files(child.path)))
         elif is_image(child.path):
             raise DataError(
                 "image-without-class",
@@ -225,10 +214,10 @@ def _by_class(root: Path) -> dict[str, list[str]]:
 def image_files(folder: str | Path) -> Iterable[str]:
     """All image files below ``folder``, sorted; a file that is no image is refused by name."""
     visited = set()
-    for root, directories, files in os.walk(folder, followlinks=True, onerror=_unreadable):
+    for root, directories, files in os.walk(folder, followlinks=True, onerror=unreadable):
         here = os.path.realpath(root)
         if here in visited:
-            _unreadable(OSError(0, "a link leads back to a folder that was already read", root))
+            unreadable(OSError(0, "a link leads back to a folder that was already read", root))
         visited.add(here)
         directories[:] = sorted(name for name in directories if not _ignored(name))
         for name in sorted(files):
@@ -244,15 +233,6 @@ def image_files(folder: str | Path) -> Iterable[str]:
                     fix=f"Remove it; or, if it is an image, give it its ending: {' '.join(EXTENSIONS)}.",
                 )
             yield path
-
-
-def _unreadable(error: OSError) -> NoReturn:
-    raise DataError(
-        "unreadable-folder",
-        f"{error.filename}: {error.strerror}.",
-        why="Nothing is skipped silently.",
-        fix="Give yourself the permission to read it, or remove the link.",
-    ) from error
 
 
 def declared_classes(folder: Path, given: Sequence[str] | None) -> tuple[str, ...] | None:

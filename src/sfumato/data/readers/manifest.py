@@ -15,14 +15,13 @@ from sfumato.data.readers.findings import (
     refuse_several,
 )
 from sfumato.data.readers.listing import (
-    SPLIT_NAMES,
-    SPLITS,
     Entry,
     Listing,
     declared_classes,
     sorted_classes,
     whole_number,
 )
+from sfumato.data.readers.splits import SPLIT_NAMES, SPLITS
 from sfumato.errors import DataError, did_you_mean
 
 COLUMNS = ("path", "label", "patient", "split")
