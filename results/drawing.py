@@ -12,7 +12,13 @@ PANELS = (
     (
         "no real public images",
         PUBLISHED,
-        {"fast/wide": "C4", "fast/combined": "C3", "fast/patches": "C0", "fast/scatter": "C1"},
+        {
+            "fast/aligned": "C5",
+            "fast/wide": "C4",
+            "fast/combined": "C3",
+            "fast/patches": "C0",
+            "fast/scatter": "C1",
+        },
     ),
     (
         "weights of public ImageNet images",

@@ -54,7 +54,14 @@ PUBLISHED_MNIST = {
     "ScatterNet, linear or CNN, Tramèr & Boneh 2021": {3: 98.7},
     "CNN from pixels, Tramèr & Boneh 2021": {3: 98.1},
 }
-WITHOUT_IMAGES = ("fast/wide", "fast/combined", "fast/patches", "fast/scatter", "fast/scatter-cnn")
+WITHOUT_IMAGES = (
+    "fast/aligned",
+    "fast/wide",
+    "fast/combined",
+    "fast/patches",
+    "fast/scatter",
+    "fast/scatter-cnn",
+)
 WITH_IMAGENET = ("fast/pretrained", "fast/pretrained, Lite0 alone")
 RECIPES = (*WITHOUT_IMAGES, *WITH_IMAGENET)
 TRANSFER = ("finetune/cifar10-scratch", "finetune/generated-cifar10", "finetune/cifar100-cifar10")

@@ -58,7 +58,7 @@ def test_the_choice_follows_weights_time_and_number_of_units() -> None:
     assert chosen(minutes=5) == "fast/lite0"
     assert chosen(weights=frozenset()) == "fast/combined"
     assert chosen(weights=frozenset(), minutes=1.5) == "fast/patches"
-    assert chosen(num_units=50_000, unit="image", weights=frozenset()) == "fast/wide"
+    assert chosen(num_units=50_000, unit="image", weights=frozenset()) == "fast/aligned"
     assert chosen(num_units=50_000, unit="image", weights=frozenset(), minutes=6.5) == "fast/combined"
     assert chosen(num_units=50_000, unit="image") == "fast/pretrained"
     assert chosen(num_units=50_000, unit="image", minutes=15) == "fast/lite0"
@@ -80,7 +80,11 @@ def test_time_is_that_of_the_processor() -> None:
         return {item.way.recipe: item.minutes for item in found}
 
     fast, slow = minutes(), minutes(bfloat16_is_faster=False)
-    assert {name for name in fast if slow[name] > fast[name]} == {"fast/pretrained", "fast/wide"}
+    assert {name for name in fast if slow[name] > fast[name]} == {
+        "fast/pretrained",
+        "fast/aligned",
+        "fast/wide",
+    }
     assert all(fast[name] <= slow[name] < 2.1 * fast[name] for name in fast)
     assert chosen(num_units=50_000, unit="image", bfloat16_is_faster=False) == "fast/lite0"
 

@@ -102,6 +102,13 @@ WAYS = (
         networks=frozenset([0, 1, 2]),
     ),
     Way(
+        recipe="fast/aligned",
+        uses="no weights, no public image",
+        fixed_minutes=4.0,
+        seconds_per_image=0.008,
+        seconds_in_float32=0.014,
+    ),
+    Way(
         recipe="fast/wide",
         uses="no weights, no public image",
         fixed_minutes=2.2,
@@ -130,7 +137,7 @@ WAYS = (
 _WAY = {way.recipe: way for way in WAYS}
 # The best first, by our own figures: on chest X-rays (few units), on CIFAR-10 (many).
 _FEW = ("finetune/efficientnet-lite0", "fast/lite0", "fast/pretrained", "fast/combined", "fast/patches")
-_MANY = ("fast/pretrained", "fast/lite0", "fast/wide", "fast/combined", "fast/patches")
+_MANY = ("fast/pretrained", "fast/lite0", "fast/aligned", "fast/wide", "fast/combined", "fast/patches")
 
 
 @dataclass(frozen=True, kw_only=True)
