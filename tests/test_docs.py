@@ -162,7 +162,8 @@ def test_the_python_example_of_the_readme_runs_and_refuses_a_wrong_clip(tmp_path
 
 
 @pytest.mark.parametrize(
-    "recipe", ["fast/patches", "fast/scatter", "fast/combined", "fast/wide", "fast/pretrained"]
+    "recipe",
+    ["fast/patches", "fast/scatter", "fast/combined", "fast/wide", "fast/aligned", "fast/pretrained"],
 )
 def test_figures_of_the_readme_lie_among_the_measured_ones(recipe: str) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
