@@ -127,7 +127,7 @@ def splits_by_exact_name(patch: MonkeyPatch) -> None:
     """Train and Test become classes."""
     rewrite(
         patch,
-        "sfumato.data.readers.listing:_split_folders",
+        "sfumato.data.readers.splits:split_folders",
         "SPLIT_NAMES.get(name.lower())",
         "name if name in SPLITS else None",
     )

@@ -215,6 +215,8 @@ def test_a_tensor_of_another_type_is_refused(name):
         kernels.call(name, *passed)
     passed, results = arguments(name)
     passed[place] = passed[place].flatten()[1:]
-    with pytest.raises(ValueError, match=f"{name} on .*does not fit"):
+    # a processor that multiplies no pairs of bfloat16 lacks some functions, and is told so before all else
+    reason = "does not fit" if has(kernels, name) else "this path does not have it"
+    with pytest.raises(ValueError, match=f"{name} on .*{reason}"):
         kernels.call(name, *passed)
     assert all(bool((result == UNTOUCHED).all()) for result in results)
